@@ -24,7 +24,7 @@ import torch
 from benchmarks import measure as m
 from benchmarks.peers.ours import ONE_RANK, load
 from benchmarks.read import bare, from_memory, make_store
-from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ShardIndex, convert
+from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ReadAs, ShardIndex, convert
 
 SHARD_BATCHES = 4096
 WINDOWS = {"batch_size": 4, "seq_len": 4096}
@@ -145,12 +145,14 @@ TABLES = {
     },
     "Files of other trainers, in place": {
         WINDOWS_OF_MEMMAP: Row(lambda f: windows_of_memmap(f / "raw.bin")),
-        "nanoGPT .bin": Row(lambda f: load(f / "raw.bin", source_dtype="uint16", **WINDOWS), WINDOWS_OF_MEMMAP),
+        "nanoGPT .bin": Row(
+            lambda f: load(f / "raw.bin", read_as=ReadAs(source_dtype="uint16"), **WINDOWS), WINDOWS_OF_MEMMAP
+        ),
         "llm.c .bin": Row(lambda f: load(f / "llmc.bin", **WINDOWS), WINDOWS_OF_MEMMAP),
         "Megatron .idx": Row(lambda f: load(f / "megatron.idx", **WINDOWS), WINDOWS_OF_MEMMAP),
         "datatrove .ds": Row(lambda f: load(f / "datatrove.ds", **WINDOWS), WINDOWS_OF_MEMMAP),
         "HDF5 of another program, contiguous": Row(
-            lambda f: load(f / "foreign.h5", dataset="ids", **WINDOWS), WINDOWS_OF_MEMMAP
+            lambda f: load(f / "foreign.h5", read_as=ReadAs(dataset="ids"), **WINDOWS), WINDOWS_OF_MEMMAP
         ),
         "our stream": Row(lambda f: load(f / "stream.h5", **WINDOWS), WINDOWS_OF_MEMMAP),
     },

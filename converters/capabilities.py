@@ -63,7 +63,7 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
     has_documents = kind is not None and bool(kind.rows)
     if theirs is not None:
         has_documents = theirs.holds_documents
-    is_flat = theirs is not None and bool(theirs.flat or theirs.read_as)
+    is_flat = theirs is not None and bool(theirs.flat or theirs.read_by)
     return Capability(
         in_place=holds_all or (ours is not None and ours.holds_batches) or is_flat,
         is_source=kind is not None,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, parse_size
-from zb_hdf5.formats.dataset_choice import AXES, UNWRITTEN
+from zb_hdf5.read_as import AXES, UNWRITTEN
 from zb_hdf5.trainers.trainer_formats import document_targets
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it

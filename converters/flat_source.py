@@ -49,9 +49,9 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
     options
         The ids of files without a header.
     """
-    openings = [look(path, backend=backend, split=None, **options.names) for path in paths]
+    openings = [look(path, backend=backend, split=None, read_as=options.read_as) for path in paths]
     name = openings[0].backend
-    flat = flat_format(name, openings[0].headerless)
+    flat = flat_format(name, options.read_as)
     if flat is None:
         return None
     for opening in openings:

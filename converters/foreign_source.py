@@ -18,12 +18,12 @@ from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at_foreign
 from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, hdf5_suffixes
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import find_index
@@ -73,8 +73,8 @@ class ForeignSource(ArraySource):
     ----------
     columns
         The datasets, as looks into their files have found them.
-    choice
-        The choice by which they were found.
+    read_as
+        How they were found.
     batch_size
         Records of a batch; None: as many as the batches of the first dataset have, or 32 if it has none.
     **options
@@ -84,7 +84,7 @@ class ForeignSource(ArraySource):
     def __init__(
         self,
         columns: Sequence[Column],
-        choice: DatasetChoice = ANY_DATASET,
+        read_as: ReadAs = AS_STORED,
         *,
         batch_size: int | None = None,
         **options: Any,
@@ -94,24 +94,24 @@ class ForeignSource(ArraySource):
         stored = first.meta.batch_size if has_batches else ArrayOptions.batch_size
         super().__init__(list(map(ForeignArray, columns)), "hdf5", batch_size=batch_size or stored, **options)
         self.description = {**self.description, "dataset": first.name}
-        if choice.channel is not None:
-            self.description |= {"channel": choice.channel, "field_channels": choice.fields}
-        if choice.unwritten is not None:
-            self.description |= {"unwritten": choice.unwritten}
+        if read_as.channel is not None:
+            self.description |= {"channel": read_as.channel, "field_channels": read_as.field_channels}
+        if read_as.unwritten is not None:
+            self.description |= {"unwritten": read_as.unwritten}
         self._with_digest = [column.path for column in columns if column.sha256 is not None]
 
     def check_reads(self) -> None:
         """Compare the files that have a digest with it, once: records are read from anywhere in them."""
         for path in self._with_digest:
-            require_digests(path, choice=DatasetChoice(self.description["dataset"]))
+            require_digests(path, read_as=ReadAs(self.description["dataset"]))
         self._with_digest = []
 
 
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
-    chosen = settings.of(DatasetOptions).choice
-    warn_of_mask(chosen)
-    columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), chosen)
+    read_as = settings.of(DatasetOptions).read_as
+    warn_of_mask(read_as)
+    columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
     tokens_only = settings.of(LossOptions).tokens_only
     if tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
@@ -125,7 +125,7 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
         columns,
         [column.path for column in columns],
         settings,
-        partial(ForeignSource, choice=chosen),
+        partial(ForeignSource, read_as=read_as),
         {**array_options(settings), "batch_size": batch_size},
     )
 
@@ -140,10 +140,10 @@ def require_no_unfit(path: Path, meta: StoreMeta) -> None:
         )
 
 
-def _look_at_all(files: Sequence[Path], choice: DatasetChoice) -> list[Column]:
+def _look_at_all(files: Sequence[Path], read_as: ReadAs) -> list[Column]:
     """Return the dataset of each file: all have the name of the first one."""
     columns: list[Column] = []
     for file in files:
-        columns.append(look_at_foreign(file, choice))
-        choice = choice._replace(name=columns[0].name)
+        columns.append(look_at_foreign(file, read_as))
+        read_as = replace(read_as, dataset=columns[0].name)
     return columns

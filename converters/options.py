@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine
-    from zb_hdf5.formats.flat import HeaderlessNames
 
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
@@ -113,14 +112,14 @@ class HeaderlessOptions:
     skip_bytes: int = off(0)
 
     @property
-    def names(self) -> HeaderlessNames:
-        """The names of their ids, as `open_stream` takes them."""
-        return {"source_dtype": self.source_dtype, "skip_bytes": self.skip_bytes}
+    def read_as(self) -> ReadAs:
+        """How they are read; `ArgumentError` if their ids are not named well."""
+        return ReadAs(source_dtype=self.source_dtype, skip_bytes=self.skip_bytes)
 
     @property
     def described(self) -> dict[str, Any]:
         """The entries of the source in `shards.json` that name such ids; none of files that have a header."""
-        return {} if self.source_dtype is None else dict(self.names)
+        return {} if self.source_dtype is None else {"source_dtype": self.source_dtype, "skip_bytes": self.skip_bytes}
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -182,9 +181,15 @@ class DatasetOptions:
     unwritten: str | None = off(None)
 
     @property
-    def choice(self) -> DatasetChoice:
-        """The choice that they make; `ArgumentError` if it is none."""
-        return DatasetChoice.of(self.dataset, self.axes, self.channel, self.field_channels, self.unwritten)
+    def read_as(self) -> ReadAs:
+        """How it is read; `ArgumentError` if the options contradict each other."""
+        return ReadAs(
+            dataset=self.dataset,
+            axes=self.axes,
+            channel=self.channel,
+            field_channels=self.field_channels or {},
+            unwritten=self.unwritten,
+        )
 
 
 @dataclass(frozen=True)

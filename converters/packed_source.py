@@ -31,7 +31,6 @@ from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
-from zb_hdf5.formats.flat import Headerless
 from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.holders import look
@@ -89,8 +88,8 @@ class PackedSource(BatchSource):
         counts: TokenCounts | None = None,
         require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
-        found = [None] if stream.is_one else look(path, split=None, **stream.names).splits_there()
-        stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, **stream.names) for split in found}
+        found = [None] if stream.is_one else look(path, split=None, read_as=stream.read_as).splits_there()
+        stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, read_as=stream.read_as) for split in found}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise _no_documents(path, store)
@@ -112,7 +111,7 @@ class PackedSource(BatchSource):
         if description is None:
             description = {"format": "stream", "files": [str(path)], **stream.described}
         self.description = {**description, **how}
-        self._names = stream.names
+        self._read_as = stream.read_as
         self.suspects = stream.suspects
         self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
         self.num_batches = 0
@@ -139,7 +138,7 @@ class PackedSource(BatchSource):
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked and self._has_digests:
-            require_digests(self._path, headerless=Headerless.of(**self._names))
+            require_digests(self._path, read_as=self._read_as)
         self._checked = True
 
     def _pack(self, rows: PackedRows) -> None:
@@ -230,7 +229,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     stream = settings.of(StreamOptions)
-    if look(path, split=None, **stream.names).layout != STREAM_LAYOUT:
+    if look(path, split=None, read_as=stream.read_as).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         options = settings.of(RowOptions)

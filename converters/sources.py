@@ -259,8 +259,8 @@ def _kind_of_format(name: str) -> SourceKind | None:
     if name in SOURCES:
         return SOURCES[name]
     of_trainer = row_named(name)
-    if of_trainer is not None and of_trainer.read_as:
-        return _kind_of_format(of_trainer.read_as)
+    if of_trainer is not None and of_trainer.read_by:
+        return _kind_of_format(of_trainer.read_by)
     if of_trainer is not None and (of_trainer.source or of_trainer.flat):
         return _of_trainer(of_trainer) if of_trainer.source else _flat(of_trainer)
     row = FORMATS.get(name)
@@ -353,8 +353,8 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
         name = _found(path, conversion)
-    elif (row := row_named(name)) is not None and row.read_as:
-        name = row.read_as
+    elif (row := row_named(name)) is not None and row.read_by:
+        name = row.read_by
     if _lacks_documents(name, conversion):
         return name, FLAT
     if name not in ("auto", _HDF5):
@@ -372,9 +372,9 @@ def _lacks_documents(name: str, conversion: Conversion) -> bool:
     if conversion.is_stream or conversion.boundary_token_id is not None or conversion.packing is not None:
         return False
     from zb_hdf5.files.paths import any_path
-    from zb_hdf5.formats.flat import Headerless
+    from zb_hdf5.read_as import ReadAs
 
-    flat = flat_format(name, Headerless.of(conversion.source_dtype, conversion.skip_bytes or 0))
+    flat = flat_format(name, ReadAs(source_dtype=conversion.source_dtype, skip_bytes=conversion.skip_bytes or 0))
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
     files = [file for path in given for file in flat.files(any_path(path))] if flat is not None else []
     return flat is not None and bool(files) and not any(flat.beside(file) for file in files)

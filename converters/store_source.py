@@ -23,7 +23,7 @@ from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.shards import StoreReader
@@ -55,7 +55,7 @@ class StoreSource(BatchSource):
         A store, or a lone file.
     backend
         The format of its files, or "auto".
-    choice
+    read_as
         The dataset of an HDF5 file of another program.
     dtype
         The dtype of the batches; "keep": the stored one.
@@ -67,7 +67,7 @@ class StoreSource(BatchSource):
         self,
         path: str | os.PathLike[str],
         backend: str,
-        choice: DatasetChoice = ANY_DATASET,
+        read_as: ReadAs = AS_STORED,
         dtype: str = "keep",
         windows: tuple[int, int] | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class StoreSource(BatchSource):
         self.paths = [path]
         self._path = path
         self._backend = backend
-        reader = _opened(path, backend, choice, windows)
+        reader = _opened(path, backend, read_as, windows)
         self._reader = reader
         stream = reader if isinstance(reader, WindowReader) else None
         stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
@@ -86,8 +86,8 @@ class StoreSource(BatchSource):
         self.counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
-        self._dataset = choice.name
-        self.identity = {"fingerprint": reader.fingerprint, "dataset": choice.name or reader.foreign_dataset}
+        self._dataset = read_as.dataset
+        self.identity = {"fingerprint": reader.fingerprint, "dataset": read_as.dataset or reader.foreign_dataset}
         is_own = not (reader.foreign_dataset or windows)
         # the file and the digest of batches that are one
         self._files = {(0, self.num_batches): (reader.path, reader.sha256)} if is_own else {}
@@ -237,16 +237,16 @@ class StoreSource(BatchSource):
         if self._reader.layout == STREAM_LAYOUT:
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             if isinstance(self._reader, StoreReader) and self._reader.index.has_digests:
-                require_digests(self._path, choice=DatasetChoice(self._dataset))
+                require_digests(self._path, read_as=ReadAs(self._dataset))
         elif self._reader.sha256 is not None:
             self._reader.close()
             self._reader = open_reader(self._path, backend=self._backend, verify="batch")
 
 
-def _opened(path: Path, backend: str, choice: DatasetChoice, windows: tuple[int, int] | None) -> BatchReader:
+def _opened(path: Path, backend: str, read_as: ReadAs, windows: tuple[int, int] | None) -> BatchReader:
     """Open a source; raise an error for a stream of documents, and for one that is not finished or has no batch."""
     batch_size, seq_len = windows or (None, None)
-    reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, **choice.arguments)
+    reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, read_as=read_as)
     if isinstance(reader, WindowReader) and reader.has_documents:
         raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
     if not reader.complete:
@@ -260,17 +260,17 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
     path = paths[0]
     options = settings.of(StoreOptions)
-    choice = settings.of(DatasetOptions).choice
+    read_as = settings.of(DatasetOptions).read_as
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    if look(path, **choice.arguments).layout == STREAM_LAYOUT:
+    if look(path, read_as=read_as).layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
     source = StoreSource(
         path,
         options.source_format,
-        choice=choice,
+        read_as=read_as,
         dtype=options.dtype,
         windows=windows,
     )

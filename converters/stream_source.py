@@ -144,7 +144,7 @@ class StreamSource(DocumentSource):
         self._read_tokens = read_tokens or READ_TOKENS
         self.has_documents = not in_pieces
         require_named_once(paths, "documents")
-        looks = {path: look(path, backend=_backend(options), split=None, **options.names) for path in paths}
+        looks = {path: look(path, backend=_backend(options), split=None, read_as=options.read_as) for path in paths}
         self._streams = {
             (path, split): _opened(path, split, options)
             for path, found in looks.items()
@@ -309,11 +309,11 @@ def _splits_of(files: Sequence[StreamFile], is_lone: Sequence[bool], paths: Sequ
 
 def _opened(path: Path, split: str | None, options: KeptOptions) -> TokenStream:
     """Open a stream, which is compared with its digests where it has some."""
-    stream = open_stream(path, split=split, **options.names)
+    stream = open_stream(path, split=split, read_as=options.read_as)
     if stream.compared_tokens() is None:
         return stream
     stream.close()
-    return open_stream(path, split=split, verify="batch", **options.names)
+    return open_stream(path, split=split, verify="batch", read_as=options.read_as)
 
 
 def _backend(options: KeptOptions) -> str:
@@ -403,7 +403,7 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
     is_bounded = settings.of(BoundOptions).memory is not None
-    streams = [open_stream(path, split=None, **options.names) for path in paths]
+    streams = [open_stream(path, split=None, read_as=options.read_as) for path in paths]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()

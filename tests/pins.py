@@ -26,6 +26,7 @@ import h5py
 import numpy as np
 from commandline import run_zb
 from contents import files_in
+from reading import reading
 
 from zb_hdf5 import Loader, convert, open_reader, write_digests
 from zb_hdf5.converters.journal import JOURNAL_PREFIX
@@ -203,9 +204,9 @@ def facts_of(kind: Kind, folder: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if kind.digests:
         options["digests"] = folder / "made.digests.json"
-        named = {key: options[key] for key in ("source_dtype", "axes", "channel") if key in options}
-        write_digests(path, options["digests"], overwrite=True, **named)
+        write_digests(path, options["digests"], overwrite=True, **reading(kind.options))
         facts["digests"] = sorted(json.loads(options["digests"].read_text()))
+    options = reading(options)
     with open_reader(path, **options, **kind.shape) as reader:
         facts["fingerprint"] = reader.fingerprint
         facts["shape"] = [reader.num_batches, reader.num_records, reader.batch_size, reader.seq_len]

@@ -15,7 +15,7 @@ from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
 
 #: From the ground up. Each folder has a floor of its own; the files of the ground share one.
 FLOORS = (
-    ("errors", "field", "notes", "packages", "signals", "spec", "version"),
+    ("errors", "field", "notes", "packages", "read_as", "signals", "spec", "version"),
     ("files",),
     ("hdf5",),
     ("documents",),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.loaders.token_loader import TokenLoader as TokenLoader
+    from zb_hdf5.read_as import ReadAs as ReadAs
     from zb_hdf5.spec import StoreMeta as StoreMeta
     from zb_hdf5.store.digests import write_digests as write_digests
     from zb_hdf5.store.index import ShardIndex as ShardIndex
@@ -97,6 +98,7 @@ _MODULES: Final = {
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",
     "TokenLoader": "zb_hdf5.loaders.token_loader",
+    "ReadAs": "zb_hdf5.read_as",
     "StoreMeta": "zb_hdf5.spec",
     "write_digests": "zb_hdf5.store.digests",
     "ShardIndex": "zb_hdf5.store.index",

@@ -23,6 +23,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO, cast
@@ -33,9 +34,9 @@ from zb_hdf5.errors import ArgumentError, Remedy, ZbError, parse_size
 from zb_hdf5.errors import counted as counted  # for all commands
 from zb_hdf5.errors import format_bytes as format_bytes
 from zb_hdf5.files.urls import without_secrets
-from zb_hdf5.formats.dataset_choice import AXES, UNWRITTEN
 from zb_hdf5.option_groups import option_group
 from zb_hdf5.pace import Pace
+from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
@@ -326,7 +327,7 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a split, and for the files of other programs: see `Choice`."""
+    """Add the options for a split, and for files that do not say it themselves: the command takes a `ReadAs`."""
 
     @one_dataset_options
     @foreign_option(
@@ -336,31 +337,21 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @foreign_option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @option_group("Splits")("--split", help="Split to read: train, val, test, or all. [default: as described above]")
     @functools.wraps(command)
-    def run(
-        dataset: str | None,
-        axes: str | None,
-        channel: int | None,
-        unwritten: str | None,
-        field_channels: dict[str, int] | None,
-        source_dtype: str | None,
-        skip_bytes: int,
-        digests: Path | None,
-        split: str | None,
-        **given: Any,
-    ) -> Any:
-        choice = {
-            "dataset": dataset,
-            "axes": axes,
-            "channel": channel,
-            "field_channels": field_channels,
-            "unwritten": unwritten,
-            "source_dtype": source_dtype,
-            "skip_bytes": skip_bytes,
-            "digests": digests,
-            "split": split,
-        }
+    def run(**given: Any) -> Any:
         with as_notes():
-            return command(choice=choice, **given)
+            return reading_as(command)(**given)
+
+    return run
+
+
+def reading_as(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one `ReadAs` in place of the options that make it."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        asked = {each.name: given.pop(each.name) for each in fields(ReadAs) if each.name in given}
+        named = {name: value for name, value in asked.items() if value is not None}
+        return command(read_as=ReadAs(**named), **given)
 
     return run
 

@@ -41,14 +41,17 @@ class Remedy(StrEnum):
     DIGESTS = "make a file of digests with write_digests, or convert them to a store"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
-    DATASET = "pass dataset= with one of its integer datasets: {at}"
+    DATASET = "pass dataset= to ReadAs or convert, with one of its integer datasets: {at}"
     CHANNELS = (
-        "pass the channel of the ids, and those of their fields, such as channel=0, field_channels={{'loss_mask': 1, "
-        "'labels': 2}}; or axes='batch,record,token' if all are records"
+        "pass the channel of the ids, and those of their fields, to ReadAs or convert, such as channel=0, "
+        "field_channels={{'loss_mask': 1, 'labels': 2}}; or axes='batch,record,token' if all are records"
     )
-    UNWRITTEN = "pass unwritten='drop' to leave them out, or unwritten='fill' to take the fill value {at} for them"
+    UNWRITTEN = (
+        "pass unwritten='drop' to ReadAs or convert to leave them out, or unwritten='fill' to take the fill value {at} "
+        "for them"
+    )
     FILL = "pass unwritten='fill' to take the fill value {at} for them"
-    SOURCE_DTYPE = "if it has ids and no header, pass their dtype, such as source_dtype='uint16'"
+    SOURCE_DTYPE = "if it has ids and no header, pass their dtype to ReadAs or convert, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     IDS = "its column {at} has ids: pass source_format='hf'"
     TRAIN = "train both with train_tokenizer"

@@ -29,6 +29,7 @@ from packed import write_packed
 from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
+from zb_hdf5.commands.description import describe
 from zb_hdf5.commands.markup import Mark, fitting, tag
 from zb_hdf5.commands.page import report_json, report_page
 from zb_hdf5.commands.rows import PADDING, UNKNOWN, Row, document_row, row_lines, rows_json, rows_of
@@ -457,7 +458,9 @@ def test_nothing_in_metadata_harms_a_page(tmp_path, write_store):
 def test_the_page_has_fields_and_spans_and_says_that_it_is_of_a_sample(kinds, tmp_path, write_file):
     path = kinds[1]["h5"]
     with open_reader(path) as reader:
-        page = report_page(report_json(path, found := measured(path), 257), found, reader, [fields_and_spans()], BYTE)
+        page = report_page(
+            report_json(path, found := measured(path), 257), found, reader, [fields_and_spans()], BYTE, describe(path)
+        )
     text = harmless(page)
     for part in (
         "document 7, from its token 90",

@@ -21,7 +21,7 @@ from commandline import one_error, run_zb
 from contract import is_refused
 from pyarrow import ipc, parquet
 
-from zb_hdf5 import Loader, convert, errors, open_stream
+from zb_hdf5 import Loader, ReadAs, convert, errors, open_stream
 from zb_hdf5.files.signatures import SIGNATURES, signature_of
 
 IDS = np.arange(4000) * 7 % 300 + 5
@@ -302,8 +302,8 @@ def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp
     words = "source_dtype is for files without a header, found"
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(path, source_dtype=dtype),
-        lambda: Loader(path, source_dtype=dtype, batch_size=1, seq_len=8),
+        lambda: open_stream(path, read_as=ReadAs(source_dtype=dtype)),
+        lambda: Loader(path, read_as=ReadAs(source_dtype=dtype), batch_size=1, seq_len=8),
         match=words,
     )
     shape = {"stream": {"tokens_only": True}, "hdf5": {"seq_len": 8, "batch_size": 1}}
@@ -341,14 +341,24 @@ def test_the_chunks_of_a_folder_are_known_without_its_index(tmp_path):
     (tmp_path / "lit" / "index.json").unlink()
     (tmp_path / "shard.00000.mds").write_bytes(items(head=b'{"column_names": ["ids"]}'))
     for path, noun in ((tmp_path / "lit/chunk-0-0.bin", "litdata"), (tmp_path / "shard.00000.mds", "MDS")):
-        is_refused(errors.ArgumentError, lambda path=path: open_stream(path, source_dtype="uint32"), match=noun)
-    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "lit", source_dtype="uint16"), match="litdata")
+        is_refused(
+            errors.ArgumentError, lambda path=path: open_stream(path, read_as=ReadAs(source_dtype="uint32")), match=noun
+        )
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "lit", read_as=ReadAs(source_dtype="uint16")),
+        match="litdata",
+    )
 
 
 def test_one_file_of_a_folder_of_ids_is_enough(tmp_path):
     raw(tmp_path / "a.bin")
     (tmp_path / "b.bin").write_bytes(gzip.compress(IDS.astype("<u2").tobytes()))
-    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path, source_dtype="uint16"), match=r"b\.bin: .* gzip")
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path, read_as=ReadAs(source_dtype="uint16")),
+        match=r"b\.bin: .* gzip",
+    )
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4", "<i8", "u1"])
@@ -367,18 +377,23 @@ def test_ids_have_no_signature(dtype, tmp_path):
 def test_text_may_be_ids_of_one_byte(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes(b"It was a dark night.\n" * 9)
-    assert open_stream(path, source_dtype="uint8").num_tokens == 21 * 9
-    is_refused(errors.ArgumentError, lambda: open_stream(path, source_dtype="uint16"), match="found text; tokenize it")
+    assert open_stream(path, read_as=ReadAs(source_dtype="uint8")).num_tokens == 21 * 9
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(path, read_as=ReadAs(source_dtype="uint16")),
+        match="found text; tokenize it",
+    )
 
 
 def test_the_header_of_lit_gpt_is_left_out_if_it_is_named(tmp_path):
     litgpt(tmp_path / "a.bin")
-    with open_stream(tmp_path / "a.bin", source_dtype="uint16", skip_bytes=24) as stream:
+    with open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=24)) as stream:
         np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
     is_refused(
-        errors.ArgumentError, lambda: open_stream(tmp_path / "a.bin", source_dtype="uint16", skip_bytes=2),
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=2)),
         match="found a file of lit-gpt; its ids follow a header: .*source_dtype='uint16', skip_bytes=24",
-    )  # fmt: skip
+    )
 
 
 def test_a_format_that_only_its_library_reads_is_named(tmp_path):

@@ -10,6 +10,7 @@ from commandline import one_error, report_of, run_zb
 from contents import batches_of, files_in
 from contract import is_refused
 from interrupted import Failing, Stops
+from reading import reading
 
 from zb_hdf5 import (
     ArgumentError,
@@ -477,7 +478,7 @@ def test_channels_of_the_command_line_are_converted(tmp_path):
     report = report_of(zb, *command, "--channel", 0, "--field-channel", "loss_mask=1", "--field-channel", "labels=2")
     assert report["num_batches"] == 30
     channels = {"channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}
-    with open_reader(path, batch_size=4, **channels) as theirs, open_reader(tmp_path / "out") as ours:
+    with open_reader(path, batch_size=4, **reading(channels)) as theirs, open_reader(tmp_path / "out") as ours:
         np.testing.assert_array_equal(np.array(list(ours)), np.array(list(theirs)))
         for name in ("labels", "loss_mask"):
             np.testing.assert_array_equal(np.array(list(ours.field(name))), np.array(list(theirs.field(name))))

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from commandline import one_error, run_zb
+from reading import reading
 from split_corpus import FILES, FORMATS, ids_of, write_npy
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_reader, open_stream, verify_store
@@ -77,7 +78,7 @@ def test_other_targets_have_a_split_for_each_too_and_come_back(corpus, tmp_path,
     assert [tokens_of(back, split) for split in SPLITS] == [expected(split) for split in SPLITS]
     if target in ("bin", "megatron"):  # in place, too
         names = {"source_dtype": "uint16"} if target == "bin" else {}
-        with open_stream(out, split="dev", **names) as stream:
+        with open_stream(out, split="dev", **reading(names)) as stream:
             assert sorted(stream.get_slice(0, stream.num_tokens).tolist()) == expected("val")
 
 

@@ -7,6 +7,7 @@ import pytest
 from commandline import report_of
 from contents import files_in, write_stream
 from interrupted import Failing, Stops
+from reading import reading
 
 from zb_hdf5 import convert, open_stream
 from zb_hdf5.converters.cli import convert_commands
@@ -45,7 +46,7 @@ def test_a_stream_of_one_file_becomes_shards_that_read_as_it_does(tmp_path, targ
     assert len(report.shards) == 4
     assert all(shard.token_count for shard in report.shards)
     names = {"source_dtype": "uint16"} if target == "olmo" else {}
-    with open_stream(tmp_path / "out", **names) as stream:
+    with open_stream(tmp_path / "out", **reading(names)) as stream:
         found = np.empty(stream.num_tokens, stream.tokens.dtype)
         stream.tokens.read([(0, found)])
     assert np.array_equal(found, ids)

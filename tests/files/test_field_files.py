@@ -6,8 +6,9 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, run_zb
+from reading import reading
 
-from zb_hdf5 import FormatError, IncompleteError, Loader, ShardIndex, convert, open_reader, open_stream
+from zb_hdf5 import FormatError, IncompleteError, Loader, ReadAs, ShardIndex, convert, open_reader, open_stream
 from zb_hdf5.files.field_files import is_named_as_field
 
 SHAPE = {"batch_size": 2, "seq_len": 5}
@@ -77,7 +78,7 @@ def test_a_field_beside_ids_is_refused_by_name_in_place_and_converted(tmp_path, 
         with pytest.raises(
             FormatError, match=rf"{field}\.\w+: is named as a field, .* such as .*input_ids\.\w+, or move"
         ):
-            Loader(folder, **SHAPE, **options)
+            Loader(folder, **SHAPE, **reading(options))
     with pytest.raises(FormatError, match=rf"{field}\.\w+: is named as a field"):
         convert(folder, "hdf5", tmp_path / "out", **SHAPE, **options)
     assert not (tmp_path / "out").exists()
@@ -116,7 +117,7 @@ def test_bytes_beside_wider_ids_are_a_mask(tmp_path, kind):
         with pytest.raises(
             FormatError, match=r"b.npy: expected ids of more than one byte, as a.npy has them in uint32"
         ):
-            Loader(folder, **SHAPE, **options)
+            Loader(folder, **SHAPE, **reading(options))
     with pytest.raises(FormatError, match=r"b.npy: expected ids of more than one byte.*such as .*a.npy, or move it"):
         convert(folder, "hdf5", tmp_path / "out", **SHAPE, **options)
     write(folder / "b", IDS.astype("<i8"))  # ids of several widths are legal
@@ -142,14 +143,18 @@ def check_masked(stream):
 
 
 def test_the_masks_of_olmo_core_are_the_field_loss_mask_in_place(olmo):
-    with open_stream(olmo, source_dtype="uint32") as stream:
+    with open_stream(olmo, read_as=ReadAs(source_dtype="uint32")) as stream:
         assert stream.field("loss_mask").document_count == 4  # which no one has counted yet
         check_masked(stream)
-    with Loader(olmo, source_dtype="uint32", shuffle="sequential", targets=True, batch_size=1, seq_len=8) as loader:
+    with Loader(
+        olmo, read_as=ReadAs(source_dtype="uint32"), shuffle="sequential", targets=True, batch_size=1, seq_len=8
+    ) as loader:
         x, y = next(loader)
         assert x[0].tolist() == IDS[:8].tolist()
         assert y[0].tolist() == [int(token) if kept else -100 for token, kept in zip(IDS[1:9], MASK[1:9], strict=True)]
-    with Loader(olmo / "token_ids_part_0001.npy", source_dtype="uint32", fields=["loss_mask"], **SHAPE) as loader:
+    with Loader(
+        olmo / "token_ids_part_0001.npy", read_as=ReadAs(source_dtype="uint32"), fields=["loss_mask"], **SHAPE
+    ) as loader:
         assert next(loader)["loss_mask"].shape == (2, 5)
 
 
@@ -169,13 +174,13 @@ def test_a_mask_that_does_not_fit_its_ids_is_refused(olmo, tmp_path):
     mask = olmo / "labels_mask_part_0001.npy"
     mask.write_bytes(b"\x01" * 99)
     with pytest.raises(IncompleteError, match=r"part_0001.npy: expected a byte for each of 100 ids, found 99 bytes"):
-        Loader(olmo, source_dtype="uint32", **SHAPE)
+        Loader(olmo, read_as=ReadAs(source_dtype="uint32"), **SHAPE)
     mask.unlink()
     with pytest.raises(FormatError, match=r"token_ids_part_0001.npy: expected loss_mask"):
-        Loader(olmo, source_dtype="uint32", **SHAPE)
+        Loader(olmo, read_as=ReadAs(source_dtype="uint32"), **SHAPE)
     MASK.tofile(olmo / "labels_mask_part_0007.npy")
     with pytest.raises(FormatError, match=r"labels_mask_part_0007.npy: is named as a field"):
-        Loader(olmo, source_dtype="uint32", **SHAPE)
+        Loader(olmo, read_as=ReadAs(source_dtype="uint32"), **SHAPE)
     with pytest.raises(FormatError, match=r"labels_mask_part_0000.npy: is named as a field"):
         convert(olmo, "hdf5", tmp_path / "out", source_format="bin", source_dtype="uint32", **SHAPE)
 

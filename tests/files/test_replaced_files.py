@@ -15,6 +15,7 @@ from commandline import run_zb
 from contents import files_in, names
 from interrupted import ended_after
 from packed import write_packed
+from reading import reading
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, ZbError, convert, open_stream, train_tokenizer
 from zb_hdf5.errors import ExistsError, FormatError
@@ -166,7 +167,7 @@ def test_an_open_stream_does_not_read_the_documents_of_the_result_that_replaced_
     make, _ = RESULTS[ids]
     make(sources, 0, tmp_path / ids, False)
     how = {"source_dtype": "uint16"} if ids == "D.npy" else {}
-    with open_stream(tmp_path / ids, **how) as stream:
+    with open_stream(tmp_path / ids, **reading(how)) as stream:
         make(sources, 1, tmp_path / ids, True)
         with pytest.raises(FormatError, match=r"changed since this reader was made|was replaced"):
             _ = stream.doc_offsets

@@ -13,9 +13,10 @@ from contract import check_closing, check_reader, is_refused, random_tokens, rea
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import forked
+from reading import reading
 
 from examples import examples
-from zb_hdf5 import ArgumentError, BackendError, open_reader
+from zb_hdf5 import ArgumentError, BackendError, ReadAs, open_reader
 from zb_hdf5.files.threads import Left, Readers, pause
 from zb_hdf5.formats import batch_reader
 from zb_hdf5.formats.h5_reader import HDF5Reader
@@ -39,7 +40,7 @@ each_case = pytest.mark.parametrize(("stored", "access"), CASES, ids=lambda valu
 
 def open_stored(stored, path, access, verify="none", **options):
     dataset = "group/data" if stored.endswith("foreign hdf5") else None
-    return open_reader(path, access=access, verify=verify, dataset=dataset, **options)
+    return open_reader(path, access=access, verify=verify, read_as=ReadAs(dataset=dataset), **options)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint16"])
@@ -248,7 +249,7 @@ def test_an_access_asked_for_never_falls_back(stored, access, reason, tokens, tm
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_refused(stored, options, error, message, tokens, tmp_path, make_stored):
     path = make_stored(stored, tmp_path, tokens)
-    is_refused(error, lambda: open_reader(path, **options), match=message)
+    is_refused(error, lambda: open_reader(path, **reading(options)), match=message)
 
 
 @pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store", "hdf5 store"])

@@ -13,9 +13,10 @@ import torch
 from commandline import one_error, report_of, run_zb
 from contents import batches_of
 from contract import is_refused, random_tokens
+from reading import reading
 
 import zb_hdf5
-from zb_hdf5 import Loader, convert, errors, open_reader, open_stream, verify_store
+from zb_hdf5 import Loader, ReadAs, convert, errors, open_reader, open_stream, verify_store
 from zb_hdf5.field import parse_fields
 from zb_hdf5.formats import foreign
 from zb_hdf5.store.holders import look
@@ -82,8 +83,8 @@ def test_masks_and_labels_are_not_taken_for_records(name, tmp_path):
     path = written(tmp_path / "x.h5", tokens)
     first = ["[" + ", ".join(map(str, entry[:5].tolist())) + "]" for entry in tokens[0]]
     for refused in (
-        lambda: open_reader(path, dataset="data"),
-        lambda: Loader(path, dataset="data", **ONE_RANK),
+        lambda: open_reader(path, read_as=ReadAs(dataset="data")),
+        lambda: Loader(path, read_as=ReadAs(dataset="data"), **ONE_RANK),
         lambda: convert(path, "batch", tmp_path / "o.batch", source_format="hdf5", dataset="data", workers=1),
     ):
         with pytest.raises(errors.FormatError) as raised:
@@ -109,9 +110,13 @@ def test_masks_and_labels_are_not_taken_for_records(name, tmp_path):
 def test_masks_are_found_however_they_are_stored_and_read_if_they_are_meant(dtype, how, tmp_path):
     tokens = model_zoo().astype(dtype)
     path = written(tmp_path / "x.h5", tokens, **how)
-    is_refused(errors.FormatError, lambda: open_reader(path, dataset="data"), match="entry 1 holds only 0 and 1")
-    np.testing.assert_array_equal(batches_of(path, dataset="data", axes=AXES), tokens)
-    with Loader(path, dataset="data", axes=AXES, shuffle="sequential", **ONE_RANK) as loader:
+    is_refused(
+        errors.FormatError,
+        lambda: open_reader(path, read_as=ReadAs(dataset="data")),
+        match="entry 1 holds only 0 and 1",
+    )
+    np.testing.assert_array_equal(batches_of(path, read_as=ReadAs(dataset="data", axes=AXES)), tokens)
+    with Loader(path, read_as=ReadAs(dataset="data", axes=AXES), shuffle="sequential", **ONE_RANK) as loader:
         np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), tokens.astype("<i8"))
     convert(path, "batch", tmp_path / "o.batch", source_format="hdf5", dataset="data", axes=AXES, shuffle=False)
     np.testing.assert_array_equal(batches_of(tmp_path / "o.batch"), tokens)
@@ -120,12 +125,18 @@ def test_masks_are_found_however_they_are_stored_and_read_if_they_are_meant(dtyp
 @pytest.mark.parametrize("records", [2, 3, 4])
 def test_batches_of_few_records_are_read_as_ever(records, tmp_path):
     tokens = random_tokens(100, records, 32) % VOCABULARY
-    np.testing.assert_array_equal(batches_of(written(tmp_path / "x.h5", tokens), dataset="data"), tokens)
+    np.testing.assert_array_equal(
+        batches_of(written(tmp_path / "x.h5", tokens), read_as=ReadAs(dataset="data")), tokens
+    )
     tokens[17, 1] = np.arange(32) % 2  # one item is no rule, also where all ids are small
     tokens[0, 0], tokens[99, 0] = tokens[0, 1], tokens[99, 1]
-    np.testing.assert_array_equal(batches_of(written(tmp_path / "one.h5", tokens), dataset="data"), tokens)
+    np.testing.assert_array_equal(
+        batches_of(written(tmp_path / "one.h5", tokens), read_as=ReadAs(dataset="data")), tokens
+    )
     tokens %= 3
-    np.testing.assert_array_equal(batches_of(written(tmp_path / "small.h5", tokens), dataset="data"), tokens)
+    np.testing.assert_array_equal(
+        batches_of(written(tmp_path / "small.h5", tokens), read_as=ReadAs(dataset="data")), tokens
+    )
 
 
 def test_only_the_first_the_middle_and_the_last_items_are_looked_at(tmp_path):
@@ -134,23 +145,29 @@ def test_only_the_first_the_middle_and_the_last_items_are_looked_at(tmp_path):
     for number in (*range(16), *range(92, 108), *range(184, 200)):
         tokens[number, 1] = ones
     path = written(tmp_path / "x.h5", tokens)
-    is_refused(errors.FormatError, lambda: open_reader(path, dataset="data"), match="entry 1 holds only 0 and 1")
+    is_refused(
+        errors.FormatError,
+        lambda: open_reader(path, read_as=ReadAs(dataset="data")),
+        match="entry 1 holds only 0 and 1",
+    )
     for number in (15, 92, 107, 184):
         changed = tokens.copy()
         changed[number, 1, 3] = 2
-        with open_reader(written(tmp_path / "x.h5", changed), dataset="data") as reader:
+        with open_reader(written(tmp_path / "x.h5", changed), read_as=ReadAs(dataset="data")) as reader:
             assert reader.num_batches == 200
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 32), (20, 1, 32), (20, 5, 32)])
 def test_no_items_and_other_numbers_of_entries_are_not_looked_at(shape, tmp_path):
-    with open_reader(written(tmp_path / "x.h5", np.zeros(shape, "<i4")), dataset="data") as reader:
+    with open_reader(written(tmp_path / "x.h5", np.zeros(shape, "<i4")), read_as=ReadAs(dataset="data")) as reader:
         assert reader.num_batches == shape[0]
 
 
 def test_batches_of_one_token_have_nothing_to_shift(tmp_path):
     tokens = random_tokens(60, 2, 1) % 50
-    np.testing.assert_array_equal(batches_of(written(tmp_path / "x.h5", tokens), dataset="data"), tokens)
+    np.testing.assert_array_equal(
+        batches_of(written(tmp_path / "x.h5", tokens), read_as=ReadAs(dataset="data")), tokens
+    )
 
 
 def test_axes_are_three_words_for_three_axes_of_another_program(tmp_path, write_file, write_store):
@@ -176,7 +193,7 @@ def test_axes_are_three_words_for_three_axes_of_another_program(tmp_path, write_
         (errors.BackendError, "needs an HDF5 file, found a 'batch' file", batch, {"axes": AXES}),
         (errors.BackendError, "needs an HDF5 file, found a folder", store, {"axes": AXES}),
     ):
-        is_refused(error, lambda where=where, options=options: open_reader(where, **options), match=message)
+        is_refused(error, lambda where=where, options=options: open_reader(where, **reading(options)), match=message)
 
 
 def test_a_lacking_filter_is_named_where_items_are_looked_at(tmp_path):
@@ -185,7 +202,9 @@ def test_a_lacking_filter_is_named_where_items_are_looked_at(tmp_path):
         how = {"chunks": (1, 3, 32), "compression": 299, "allow_unknown_filter": True}
         created = h5.create_dataset("data", (1, 3, 32), "<i4", **how)
         created.id.write_direct_chunk((0, 0, 0), b"x" * 10)
-    is_refused(errors.UnavailableError, lambda: open_reader(path, dataset="data"), match="lacks a filter")
+    is_refused(
+        errors.UnavailableError, lambda: open_reader(path, read_as=ReadAs(dataset="data")), match="lacks a filter"
+    )
 
 
 def test_the_command_line_refuses_masks_and_takes_axes(tmp_path):
@@ -237,12 +256,12 @@ def flags(shape):
 def test_the_only_integer_dataset_is_read_without_its_name(lone, tmp_path):
     path, shape, tokens = lone
     np.testing.assert_array_equal(batches_of(path, **shape), tokens)
-    with open_reader(path, **shape) as found, open_reader(path, dataset="group/ids", **shape) as named:
+    with open_reader(path, **shape) as found, open_reader(path, read_as=ReadAs(dataset="group/ids"), **shape) as named:
         assert (found.fingerprint, found.meta, found.access) == (named.fingerprint, named.meta, "auto")
     with Loader(path, shuffle="sequential", **shape, **ONE_RANK) as loader:
         np.testing.assert_array_equal(torch.stack(list(loader)).numpy(), tokens)
         state = loader.state_dict()
-    with Loader(path, dataset="group/ids", shuffle="sequential", **shape, **ONE_RANK) as loader:
+    with Loader(path, read_as=ReadAs(dataset="group/ids"), shuffle="sequential", **shape, **ONE_RANK) as loader:
         loader.load_state_dict(state)
     convert(path, "batch", tmp_path / "o.batch", shuffle=False, **shape)  # also without the name of its format
     np.testing.assert_array_equal(batches_of(tmp_path / "o.batch").reshape(-1, 32), tokens.reshape(-1, 32))
@@ -310,7 +329,7 @@ def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_pa
         lambda: open_reader(path),
         lambda: Loader(path, **ONE_RANK),
         lambda: convert(path, "batch", tmp_path / "o.batch", workers=1),
-        match=re.escape(f"pass dataset= with one of its integer datasets: {listed}") + "$",
+        match=re.escape(f"pass dataset= to ReadAs or convert, with one of its integer datasets: {listed}") + "$",
     )
     for command in (
         ("info", path), ("show", path), ("report", path, "-o", tmp_path / "r.html"), ("doctor", path),
@@ -336,7 +355,7 @@ def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeyp
     assert message.endswith("convert reads them, as the format 'ragged'")
     with h5py.File(path, "r+") as h5:
         h5["docs/labels"] = np.arange(5, dtype="<i4")
-    column = look(path, dataset="docs/doc69").column  # other documents are no fields
+    column = look(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are no fields
     assert [field.name for field in column.meta.fields] == ["labels"]
     monkeypatch.setattr(foreign, "MAX_OBJECTS", 9)
     with h5py.File(path, "w") as h5:
@@ -345,7 +364,7 @@ def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeyp
         h5["ids"] = np.zeros((20, 32), "<i4")
     with pytest.raises(errors.FormatError, match=r"none is seen \(only its first 9 objects were looked at\)$"):
         open_reader(path)
-    assert batches_of(path, dataset="ids").shape == (20, 1, 32)
+    assert batches_of(path, read_as=ReadAs(dataset="ids")).shape == (20, 1, 32)
 
 
 def test_a_dataset_of_a_wrong_name_is_no_other_one(lone):
@@ -364,7 +383,7 @@ def test_repair_and_rebuild_leave_files_of_other_programs_alone(lone):
 
 def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
     path = written(tmp_path / "x.h5", model_zoo())
-    with Loader(path, axes=AXES, **ONE_RANK) as loader:
+    with Loader(path, read_as=ReadAs(axes=AXES), **ONE_RANK) as loader:
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     for command in (
         ("info", path), ("show", path), ("report", path, "-o", tmp_path / "r.html"), ("doctor", path),
@@ -451,7 +470,7 @@ def laid_out(request, tmp_path):
 
 def test_each_layout_gives_the_values_that_hdf5_gives(laid_out):
     path, tokens, obstacle = laid_out
-    open_reader = partial(zb_hdf5.open_reader, unwritten="fill")
+    open_reader = partial(zb_hdf5.open_reader, read_as=ReadAs(unwritten="fill"))
     for access in ("auto", "mmap", "pread", "h5py"):
         if obstacle and access in ("mmap", "pread"):
             is_refused(errors.BackendError, lambda access=access: open_reader(path, access=access), match=obstacle)
@@ -463,7 +482,7 @@ def test_each_layout_gives_the_values_that_hdf5_gives(laid_out):
             rows = np.empty((6, 24), reader.dtype)
             reader.read_records_into(records, rows)
             np.testing.assert_array_equal(rows, tokens[records])
-        options = {"unwritten": "fill", "shuffle": "records", "seed": 3, "batch_size": 8}
+        options = {"shuffle": "records", "seed": 3, "batch_size": 8, "read_as": ReadAs(unwritten="fill")}
         with Loader(path, access=access, **options, **ONE_RANK) as loader:
             found = torch.cat(list(loader)).numpy()
         np.testing.assert_array_equal(found[np.lexsort(found.T)], tokens[np.lexsort(tokens.T)])
@@ -577,7 +596,7 @@ def test_tokens_have_to_be_named_where_fields_do_not_fit(tmp_path):
             h5[f"{name}/input_ids"] = RECORDS
             h5[f"{name}/labels"] = RECORDS
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5"), match="pass dataset= .*train/input_ids")
-    with open_reader(tmp_path / "x.h5", dataset="val/input_ids", batch_size=5) as reader:
+    with open_reader(tmp_path / "x.h5", read_as=ReadAs(dataset="val/input_ids"), batch_size=5) as reader:
         assert [field.name for field in reader.meta.fields] == ["labels"]
     with h5py.File(tmp_path / "x.h5", "r+") as h5:
         del h5["val"]
@@ -619,7 +638,7 @@ def zoo(how, tmp_path):
 @pytest.mark.parametrize("access", ["auto", "h5py"])
 def test_channels_are_tokens_and_their_fields(access, zoo):
     path, items = zoo
-    with open_reader(path, batch_size=10, access=access, **CHANNELS) as reader:
+    with open_reader(path, batch_size=10, access=access, read_as=ReadAs(**CHANNELS)) as reader:
         assert reader.meta.fields == parse_fields({"loss_mask": "i4", "labels": "i4"})
         np.testing.assert_array_equal(np.concatenate(list(reader)), items[:, 0])
         assert (reader.num_batches, reader.batch_size, reader.seq_len) == (10, 10, 32)
@@ -633,7 +652,7 @@ def test_channels_are_tokens_and_their_fields(access, zoo):
 def test_the_labels_of_channels_are_targets_as_they_lie(zoo):
     path, items = zoo
     how = {"batch_size": 7, "shuffle": "records", "seed": 1, "targets": True, "last": "fill"}
-    with Loader(path, **how, **CHANNELS, **ONE_RANK) as loader:
+    with Loader(path, **how, read_as=ReadAs(**CHANNELS), **ONE_RANK) as loader:
         assert len(loader) == 15
         for x, y in loader:
             numbers = [int(np.flatnonzero((row == items[:, 0, :-1]).all(axis=1))[0]) for row in x.numpy()]
@@ -661,9 +680,9 @@ def test_channels_of_the_command_line(zoo):
 
 def test_a_mask_without_its_labels_is_a_warning(tmp_path):
     path = written(tmp_path / "x.h5", model_zoo())
-    mask = {"channel": 0, "field_channels": {"loss_mask": 1}}
+    mask = ReadAs(channel=0, field_channels={"loss_mask": 1})
     with pytest.warns(UserWarning, match="channel 1 is taken as the loss_mask .*off by one token.* labels too"):
-        open_reader(path, **mask).close()
+        open_reader(path, read_as=mask).close()
     result = run_zb("info", path, "--channel", 0, "--field-channel", "loss_mask=1")
     assert result.exit_code == 0
     assert result.stderr.startswith("note: channel 1 is taken as the loss_mask")
@@ -697,4 +716,4 @@ def test_channels_that_a_file_lacks_are_refused(tmp_path, write_file):
         ),
         (errors.ArgumentError, "expected a name of letters", path, {"channel": 0, "field_channels": {"spans": 1}}),
     ):
-        is_refused(error, lambda where=where, how=how: open_reader(where, **how), match=message)
+        is_refused(error, lambda where=where, how=how: open_reader(where, **reading(how)), match=message)

@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import start_program
 from processes import in_forks
+from reading import reading
 
-from zb_hdf5 import StoreMeta, __version__, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import ReadAs, StoreMeta, __version__, errors, open_reader, open_writer, verify_store
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
@@ -288,7 +289,7 @@ def test_an_id_out_of_range_is_an_error_when_it_is_met(token, tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         ids = np.arange(60).reshape(2, 3, 10)
         h5["data"] = np.where(ids == 47, token, ids)
-    with open_reader(tmp_path / "foreign.h5", dataset="data", axes="batch,record,token") as reader:
+    with open_reader(tmp_path / "foreign.h5", read_as=ReadAs(dataset="data", axes="batch,record,token")) as reader:
         np.testing.assert_array_equal(reader.read_batch(0), ids[0])
         out = np.zeros((3, 10), np.int64)
         for read in (reader.read_batch, reader.read_batch_torch, lambda number: reader.read_into(number, out)):
@@ -321,9 +322,11 @@ def test_a_filter_that_is_not_installed_is_named(path, tmp_path):
         for index in range(7):
             stored.write_direct_chunk((index, 0, 0), bytes(120))
         copy_attributes(old["batches"].attrs, new["batches"])
-    is_refused(errors.UnavailableError, lambda: open_reader(odd, dataset="batches"), match="lacks a filter")
+    is_refused(
+        errors.UnavailableError, lambda: open_reader(odd, read_as=ReadAs(dataset="batches")), match="lacks a filter"
+    )
     for choice in ({}, {"dataset": "batches", "axes": "batch,record,token"}):
-        with open_reader(odd, **choice) as reader:
+        with open_reader(odd, **reading(choice)) as reader:
             is_refused(errors.UnavailableError, lambda reader=reader: reader.read_batch(0), match="lacks a filter")
     done = run(convert, "hdf5-to-batch", odd, tmp_path / "o.batch", "--dataset", "batches")
     assert "filter" in one_error(done, 5)

@@ -17,7 +17,7 @@ from contract import is_refused, random_tokens
 from interpreter import run_program
 from processes import forked
 
-from zb_hdf5 import Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
+from zb_hdf5 import Loader, MmapTokenStore, ReadAs, errors, open_reader, open_stream, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
@@ -122,10 +122,14 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         h5["there/batches"] = np.arange(2 * 4 * 1024, dtype="<u4").reshape(2, *SHAPE)
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
-    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="batches"), match="nothing outside")
+    is_refused(
+        errors.FormatError,
+        lambda: open_reader(tmp_path / "x.h5", read_as=ReadAs(dataset="batches")),
+        match="nothing outside",
+    )
     with open_reader(tmp_path / "x.h5") as reader:  # the only one whose bytes are in the file
         assert (reader.foreign_dataset, len(reader)) == ("there/batches", 2)
-    with open_reader(tmp_path / "x.h5", dataset="same") as reader:  # a soft link that stays in the file
+    with open_reader(tmp_path / "x.h5", read_as=ReadAs(dataset="same")) as reader:  # a soft link that stays in the file
         assert len(reader) == 2
 
 
@@ -133,7 +137,7 @@ def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         h5["a"] = h5py.SoftLink("/b")
         h5["b"] = h5py.SoftLink("/a")
-    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", dataset="a"))
+    is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x.h5", read_as=ReadAs(dataset="a")))
 
 
 # --- claims ----------------------------------------------------------------------------------------------------

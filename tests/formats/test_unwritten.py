@@ -10,8 +10,9 @@ import pytest
 from commandline import one_error, report_of, run_zb
 from contents import batches_of
 from contract import is_refused
+from reading import reading
 
-from zb_hdf5 import ArgumentError, FormatError, Loader, convert, open_reader, open_stream, write_digests
+from zb_hdf5 import ArgumentError, FormatError, Loader, ReadAs, convert, open_reader, open_stream, write_digests
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.hdf5.written_rows import rows_in_both, runs_between
 
@@ -69,11 +70,13 @@ def test_rows_that_were_never_written_are_refused_filled_or_left_out(layout, wri
     tokens = make(path, layout, written, *rest)
     how = {"access": access} | ({"axes": "batch,record,token"} if len(rest) == 2 else {})
     gaps = {"the first": "40 to 63", "some": "0 to 7, 16 to 23, 40 to 63", "none": "0 to 63"}[written]
-    with pytest.raises(FormatError, match=rf"x\.h5: ids: .* rows {gaps} were never written; pass unwritten='drop'"):
-        open_reader(path, **how)
-    with open_reader(path, unwritten="fill", **how) as reader:
+    with pytest.raises(
+        FormatError, match=rf"x\.h5: ids: .* rows {gaps} were never written; pass unwritten='drop' to ReadAs"
+    ):
+        open_reader(path, **reading(how))
+    with open_reader(path, **reading({**how, "unwritten": "fill"})) as reader:
         np.testing.assert_array_equal(np.array(list(reader)).reshape(tokens.shape), tokens)
-    with open_reader(path, unwritten="drop", **how) as reader:
+    with open_reader(path, **reading({**how, "unwritten": "drop"})) as reader:
         found = np.array(list(reader)).reshape(-1, *rest)
         np.testing.assert_array_equal(found, kept_in(tokens, written))
     if written == "none":
@@ -103,7 +106,7 @@ def test_a_stream_ends_before_its_tail_and_refuses_other_gaps(layout, written, a
     else:
         is_refused(FormatError, lambda: open_stream(path, access=access), match="tokens .* were never written; pass")
     for unwritten, expected in (("fill", tokens), ("drop", kept_in(tokens, written))):
-        with open_stream(path, access=access, unwritten=unwritten) as stream:
+        with open_stream(path, access=access, read_as=ReadAs(unwritten=unwritten)) as stream:
             np.testing.assert_array_equal(stream.get_slice(0, len(expected)), expected)
             assert stream.token_count == len(expected)
 
@@ -115,7 +118,7 @@ def test_a_field_that_was_not_written_counts_too(tmp_path):
     is_refused(FormatError, lambda: open_reader(path), match="input_ids: .* rows 40 to 63 were never written")
     both = np.r_[8:16, 24:40]
     for unwritten, rows in (("fill", np.arange(ROWS)), ("drop", both)):
-        with open_reader(path, unwritten=unwritten) as reader:
+        with open_reader(path, read_as=ReadAs(unwritten=unwritten)) as reader:
             np.testing.assert_array_equal(np.array(list(reader))[:, 0], tokens[rows])
             np.testing.assert_array_equal(np.array(list(reader.field("loss_mask")))[:, 0], mask[rows])
     with h5py.File(path, "r+") as h5:
@@ -128,11 +131,13 @@ def test_a_channel_is_looked_at_by_itself(tmp_path):
         stored = h5.create_dataset("data", (16, 3, 8), "<u2", chunks=(4, 1, 8))
         stored[:, 0] = rows_of((16, 8))
         stored[:8, 1] = 1
-    with open_reader(tmp_path / "x.h5", channel=0) as reader:
+    with open_reader(tmp_path / "x.h5", read_as=ReadAs(channel=0)) as reader:
         np.testing.assert_array_equal(np.array(list(reader))[:, 0], rows_of((16, 8)))
     mask = {"channel": 0, "field_channels": {"labels": 1}}
-    is_refused(FormatError, lambda: open_reader(tmp_path / "x.h5", **mask), match="rows 8 to 15 were never written")
-    with open_reader(tmp_path / "x.h5", unwritten="drop", **mask) as reader:
+    is_refused(
+        FormatError, lambda: open_reader(tmp_path / "x.h5", **reading(mask)), match="rows 8 to 15 were never written"
+    )
+    with open_reader(tmp_path / "x.h5", **reading({**mask, "unwritten": "drop"})) as reader:
         assert (len(reader), len(reader.field("labels"))) == (8, 8)
 
 
@@ -140,8 +145,11 @@ def test_a_copy_in_another_process_reads_the_same_rows(tmp_path):
     path = tmp_path / "x.h5"
     tokens = make(path, "gzip", "some")
     make(path, "chunks", "some", name="loss_mask")
-    windows = {"batch_size": 2, "seq_len": 4, "unwritten": "drop"}
-    with open_reader(path, dataset="ids", **windows) as reader, pickle.loads(pickle.dumps(reader)) as copy:
+    windows = reading({"dataset": "ids", "unwritten": "drop", "batch_size": 2, "seq_len": 4})
+    with (
+        open_reader(path, **windows) as reader,
+        pickle.loads(pickle.dumps(reader)) as copy,
+    ):
         for each in (reader, copy):
             np.testing.assert_array_equal(np.array(list(each)).reshape(-1), kept_in(tokens, "some"))
             np.testing.assert_array_equal(np.array(list(each.field("loss_mask"))).reshape(-1), kept_in(tokens, "some"))
@@ -152,7 +160,7 @@ def test_fields_of_files_of_a_folder_leave_out_the_same_rows(tmp_path):
         make(tmp_path / f"{name}.h5", "chunks", name, 6, name="input_ids")
         make(tmp_path / f"{name}.h5", "gzip", name, 6, name="loss_mask")
     rows = np.r_[8:16, 24:40, 0:40]
-    with open_reader(tmp_path, unwritten="drop") as reader:
+    with open_reader(tmp_path, read_as=ReadAs(unwritten="drop")) as reader:
         for each in (reader, reader.field("loss_mask")):
             np.testing.assert_array_equal(np.array(list(each))[:, 0], rows_of((ROWS, 6))[rows])
 
@@ -160,14 +168,14 @@ def test_fields_of_files_of_a_folder_leave_out_the_same_rows(tmp_path):
 def test_files_of_a_folder_each_leave_out_their_rows(tmp_path):
     expected = [kept_in(make(tmp_path / f"{name}.h5", "chunks", name, 6), name) for name in ("some", "the first")]
     is_refused(FormatError, lambda: open_reader(tmp_path), match=r"some\.h5: ids: .* were never written")
-    with Loader(tmp_path, unwritten="drop", batch_size=1, shuffle="sequential", **ALONE) as loader:
+    with Loader(tmp_path, read_as=ReadAs(unwritten="drop"), batch_size=1, shuffle="sequential", **ALONE) as loader:
         np.testing.assert_array_equal([step.numpy()[0] for step in loader], np.concatenate(expected))
         state = loader.state_dict()
-    with Loader(tmp_path, unwritten="drop", batch_size=1, shuffle="sequential", **ALONE) as loader:
+    with Loader(tmp_path, read_as=ReadAs(unwritten="drop"), batch_size=1, shuffle="sequential", **ALONE) as loader:
         loader.load_state_dict(state)
     digests = tmp_path / "digests.json"
-    write_digests(tmp_path, digests, unwritten="drop")
-    with open_reader(tmp_path, unwritten="drop", digests=digests, verify="batch") as reader:
+    write_digests(tmp_path, digests, read_as=ReadAs(unwritten="drop"))
+    with open_reader(tmp_path, read_as=ReadAs(unwritten="drop", digests=digests), verify="batch") as reader:
         np.testing.assert_array_equal(np.array(list(reader))[:, 0], np.concatenate(expected))
     assert run_zb("verify", tmp_path, "--digests", digests).exit_code == 0
 
@@ -190,11 +198,21 @@ def test_files_that_are_whole_take_the_option_and_others_refuse_it(tmp_path, wri
     make(tmp_path / "x.h5", "chunks", "none", 6)
     with h5py.File(tmp_path / "x.h5", "r+") as h5:
         h5["ids"][:] = rows_of((ROWS, 6))
-    prints = {open_reader(tmp_path / "x.h5", unwritten=each).fingerprint for each in (None, "fill", "drop")}
+    prints = {
+        open_reader(tmp_path / "x.h5", read_as=ReadAs(unwritten=each)).fingerprint for each in (None, "fill", "drop")
+    }
     assert len(prints) == 1
-    is_refused(ArgumentError, lambda: open_reader(tmp_path / "x.h5", unwritten="zero"), match="'fill' or 'drop'")
+    is_refused(
+        ArgumentError,
+        lambda: open_reader(tmp_path / "x.h5", read_as=ReadAs(unwritten="zero")),
+        match="'fill' or 'drop'",
+    )
     write_file(tmp_path / "own.h5", tokens)
-    is_refused(ArgumentError, lambda: open_reader(tmp_path / "own.h5", unwritten="fill"), match="another program")
+    is_refused(
+        ArgumentError,
+        lambda: open_reader(tmp_path / "own.h5", read_as=ReadAs(unwritten="fill")),
+        match="another program",
+    )
 
 
 def test_documents_whose_values_were_never_written_are_refused_or_filled(tmp_path):

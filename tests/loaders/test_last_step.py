@@ -12,6 +12,7 @@ from contents import write_stream
 from contract import assert_same, is_refused, taken
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import reading
 from source_tokens import ALL, make_stream
 from torch.utils.data import DataLoader
 
@@ -147,7 +148,7 @@ def test_records_of_another_program_that_fill_no_batch_are_read(folder):
     h5py = pytest.importorskip("h5py")
     with h5py.File(folder / "foreign.h5", "w") as file:
         file["ids"] = np.arange(10 * S).reshape(10, S)
-    how = {"dataset": "ids", "batch_size": 4, "last": "short", "shuffle": "sequential", **ALONE}
+    how = reading({"dataset": "ids", "batch_size": 4, "last": "short", "shuffle": "sequential", **ALONE})
     with Loader(folder / "foreign.h5", **how) as loader:
         found = list(loader)
         assert torch.equal(torch.cat(found), torch.arange(10 * S).reshape(10, S))

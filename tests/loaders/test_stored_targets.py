@@ -6,6 +6,7 @@ import pytest
 import torch
 from contents import write_batches, write_stream
 from contract import is_refused
+from reading import reading
 
 import zb_hdf5
 from zb_hdf5 import ArgumentError, ConvertError, DocumentLoader, FollowingLoader, Loader, MixedLoader, open_writer
@@ -251,22 +252,24 @@ def test_values_beside_foreign_ids_that_do_not_fit_are_refused(name, shape, tmp_
     path = write_foreign(tmp_path / "x.h5", rows.astype("i4"), **{name: values})
     how = {"dataset": "input_ids", "batch_size": B}
     for read in (
-        lambda: Loader(path, targets=True, **how, **HOW),
-        lambda: Loader(path, **how, **HOW).records(),
-        lambda: MixedLoader({"x": path}, {"x": 1}, targets=True, **how, **HOW),
+        lambda: Loader(path, targets=True, **reading(how), **HOW),
+        lambda: Loader(path, **reading(how), **HOW).records(),
+        lambda: MixedLoader({"x": path}, {"x": 1}, targets=True, **reading(how), **HOW),
     ):
         is_refused(ArgumentError, read, match=f"expected one .* for each token in {name}, found ")
     convert = lambda **more: zb_hdf5.convert(path, "hdf5", tmp_path / "out", **how, workers=1, **more)  # noqa: E731
     is_refused(ConvertError, convert, match=f"expected one number for each token in {name}, found .*tokens_only")
     convert(tokens_only=True, shuffle=False)
     for source, more in ((path, how), (tmp_path / "out", {})):
-        with Loader(source, **more, **HOW) as loader:
+        with Loader(source, **reading(more), **HOW) as loader:
             np.testing.assert_array_equal(torch.cat(list(loader)).numpy(), rows)
     stream = write_foreign(tmp_path / "s.h5", rows.reshape(-1).astype("i4"), **{name: values})
     window = {"dataset": "input_ids", "batch_size": 1, "seq_len": S}
     message = f"for each token in {name}, found"
     is_refused(
-        ArgumentError, lambda: Loader(stream, targets=True, **window, **HOW), match=f"for each token in {name}, found"
+        ArgumentError,
+        lambda: Loader(stream, targets=True, **reading(window), **HOW),
+        match=f"for each token in {name}, found",
     )
     if shape == "bytes":  # else several datasets may be the ids
         how = {"source_format": "stream", "boundary_token_id": 1, "workers": 1}

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from truth import digest, loss_mask
 
-from zb_hdf5 import FormatError, open_stream
+from zb_hdf5 import FormatError, ReadAs, open_stream
 
 
 def check(folder):
     """Compare the ids and the documents of a folder with what its writer was given."""
     truth = json.loads((folder / "truth.json").read_text())
-    with open_stream(folder, source_dtype=truth.get("source_dtype")) as stream:
+    with open_stream(folder, read_as=ReadAs(source_dtype=truth.get("source_dtype"))) as stream:
         tokens = stream.get_slice(0, stream.num_tokens)
         lengths = np.diff(stream.doc_offsets).tolist()
         masks = [stream.field(field.name).get_slice(0, stream.num_tokens) for field in stream.fields]

@@ -12,7 +12,7 @@ import pytest
 from contents import batches_of, measured, write_batches, write_streams
 from contract import check_reader, is_refused, random_tokens, read_records
 
-from zb_hdf5 import FollowingLoader, Loader, errors, open_reader, open_writer, verify_store
+from zb_hdf5 import FollowingLoader, Loader, ReadAs, errors, open_reader, open_writer, verify_store
 from zb_hdf5.files.objects import BLOCK_BYTES, PART_BYTES, RemoteObject
 from zb_hdf5.files.paths import any_path, open_file
 from zb_hdf5.files.tokens import Wait
@@ -247,7 +247,7 @@ def test_a_file_of_another_program_is_read_and_its_masks_are_refused_behind_a_ur
         h5["data"] = channels
     url = f"{served.url}/masks.h5"
     is_refused(errors.FormatError, lambda: open_reader(url), lambda: Loader(url), match="entry 1 holds only 0 and 1")
-    np.testing.assert_array_equal(batches_of(url, axes="batch,record,token"), channels)
+    np.testing.assert_array_equal(batches_of(url, read_as=ReadAs(axes="batch,record,token")), channels)
 
 
 def test_a_mistake_in_a_url_is_told_from_an_index_that_was_lost(s3, served, upload, tmp_path, write_store, tokens):

@@ -13,10 +13,12 @@ import torch
 from commandline import one_error, report_of, run_zb
 from contract import is_refused, random_tokens
 from damage import flip
+from reading import reading
 
 from zb_hdf5 import (
     DocumentLoader,
     Loader,
+    ReadAs,
     convert,
     errors,
     open_reader,
@@ -245,8 +247,10 @@ def test_a_dataset_and_its_channels_are_named_as_of_one_file(how, tmp_path):
             h5["b/other"] = np.arange(7)
     is_refused(errors.FormatError, lambda: open_reader(folder), match="0.h5: .*pass dataset= .*a/ids.*b/other")
     named = {"dataset": "a/ids", "channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}
-    is_refused(errors.FormatError, lambda: open_reader(folder, dataset="a/ids"), match="expected records along")
-    with open_reader(folder, batch_size=10, **named) as reader:
+    is_refused(
+        errors.FormatError, lambda: open_reader(folder, read_as=ReadAs(dataset="a/ids")), match="expected records along"
+    )
+    with open_reader(folder, batch_size=10, read_as=ReadAs(**named)) as reader:
         assert reader.foreign_dataset == "a/ids"
         np.testing.assert_array_equal(np.concatenate(list(reader)), items[:100, 0])
         np.testing.assert_array_equal(np.concatenate(list(reader.field("labels"))), items[:100, 2])
@@ -308,7 +312,7 @@ def test_digests_are_made_and_compared(layout, lone, kind, tmp_path):
     digests = tmp_path / "x.json"
     found = report_of(zb, "index", "digests", path, "-o", digests)
     assert (found["num_files"], found["backend"]) == (1 if lone else 3, "hdf5")
-    reports = verify_store(path, digests=digests)
+    reports = verify_store(path, read_as=ReadAs(digests=digests))
     assert {report.outcome for report in reports} == {Outcome.VERIFIED}
     assert [report.checks for report in reports] == [["crc32", "sha256"]] * found["num_files"]
     assert "verified" in run_zb("verify", path, "--digests", digests, code=0).output
@@ -317,7 +321,7 @@ def test_digests_are_made_and_compared(layout, lone, kind, tmp_path):
     with Loader(path, **shape, **ONE_RANK) as loader:
         state = loader.state_dict()
     for verify in ("auto", "none", "batch", "store"):
-        with Loader(path, **shape, **ONE_RANK, digests=digests, verify=verify) as loader:
+        with Loader(path, **shape, **ONE_RANK, read_as=ReadAs(digests=digests), verify=verify) as loader:
             assert loader.state_dict() == state  # states fit with and without digests
             require_equal(list(loader), plain)
             assert loader.reader.verified == {"batch": "all reads", "store": "store"}.get(verify, "none")
@@ -330,9 +334,13 @@ def test_a_flipped_bit_is_found(kind, tmp_path):
     write_digests(folder, digests)
     damaged = folder / "part-1.hdf5"
     flip(damaged, damaged.read_bytes().index(rows.reshape(-1)[40 * 24 :][:24].tobytes()) + 5)
-    assert [report.outcome for report in verify_store(folder, digests=digests)] == ["verified", "bad", "verified"]
+    assert [report.outcome for report in verify_store(folder, read_as=ReadAs(digests=digests))] == [
+        "verified",
+        "bad",
+        "verified",
+    ]
     assert "chunk 0 is the first bad one" in run_zb("verify", folder, "--digests", digests, code=3).output
-    options = {**KINDS[kind][2], "digests": digests}
+    options = reading({**KINDS[kind][2], "digests": digests})
     for verify in ("none", "batch"):  # the first read of a file proves it, whatever `verify` is
         with open_reader(folder, **options, verify=verify) as reader:
             is_refused(errors.ChecksumError, lambda reader=reader: list(reader), match=r"part-1\.hdf5: chunk 0")
@@ -345,33 +353,35 @@ def test_digests_are_those_of_one_dataset(tmp_path):
         h5["b"] = IDS[::-1]
         h5["c"] = np.stack([IDS, IDS], axis=1)
     is_refused(errors.FormatError, lambda: write_digests(path, tmp_path / "x.json"), match="pass dataset=")
-    made = write_digests(path, tmp_path / "x.json", dataset="a")
+    made = write_digests(path, tmp_path / "x.json", read_as=ReadAs(dataset="a"))
     assert Digests.load(tmp_path / "x.json").files == made.files
-    assert Digests.load(tmp_path / "x.json").choice.name == "a"
-    [report] = verify_store(path, digests=tmp_path / "x.json")  # the digests have the name
+    assert Digests.load(tmp_path / "x.json").read_as.dataset == "a"
+    [report] = verify_store(path, read_as=ReadAs(digests=tmp_path / "x.json"))  # the digests have the name
     assert report.outcome is Outcome.VERIFIED
     words = "expected digests of dataset 'b', found those of dataset 'a'"
     is_refused(
         errors.FormatError,
-        lambda: open_reader(path, dataset="b", digests=tmp_path / "x.json"),
-        lambda: verify_store(path, dataset="b", digests=tmp_path / "x.json"),
+        lambda: open_reader(path, read_as=ReadAs(dataset="b", digests=tmp_path / "x.json")),
+        lambda: verify_store(path, read_as=ReadAs(dataset="b", digests=tmp_path / "x.json")),
         match=words,
     )
     run_zb("index", "digests", path, "--dataset", "c", "--channel", 1, "-o", tmp_path / "c.json", code=0)
-    with open_reader(path, dataset="c", channel=1, digests=tmp_path / "c.json", verify="batch") as reader:
+    with open_reader(
+        path, read_as=ReadAs(dataset="c", channel=1, digests=tmp_path / "c.json"), verify="batch"
+    ) as reader:
         np.testing.assert_array_equal(reader[7], IDS[7:8])
     is_refused(
         errors.FormatError,
-        lambda: open_reader(path, dataset="c", channel=0, digests=tmp_path / "c.json"),
+        lambda: open_reader(path, read_as=ReadAs(dataset="c", channel=0, digests=tmp_path / "c.json")),
         match="expected digests of channel 0 of dataset 'c', found those of channel 1",
     )
     run_zb("index", "digests", path, "--dataset", "c", "--axes", AXES, "-o", tmp_path / "axes.json", code=0)
-    with open_reader(path, dataset="c", axes=AXES, digests=tmp_path / "axes.json") as reader:
+    with open_reader(path, read_as=ReadAs(dataset="c", axes=AXES, digests=tmp_path / "axes.json")) as reader:
         assert reader.meta.shape == (2, 24)
-    [report] = verify_store(path, digests=tmp_path / "axes.json")
+    [report] = verify_store(path, read_as=ReadAs(digests=tmp_path / "axes.json"))
     assert report.outcome is Outcome.VERIFIED
     lacks_axes = {"dataset": "c", "digests": tmp_path / "axes.json"}
-    is_refused(errors.FormatError, lambda: open_reader(path, **lacks_axes), match="expected records along")
+    is_refused(errors.FormatError, lambda: open_reader(path, **reading(lacks_axes)), match="expected records along")
     changed = (tmp_path / "x.json").read_text().replace('"dataset": "a"', '"dataset": 7')
     (tmp_path / "bad.json").write_text(changed)
     is_refused(errors.FormatError, lambda: Digests.load(tmp_path / "bad.json"))
@@ -383,10 +393,14 @@ def test_files_that_were_digested_have_to_be_there(tmp_path):
     write_digests(folder, digests)
     (folder / "part-2.h5").unlink()
     words = r"part-2\.h5: is not there, and x\.json has digests of it"
-    is_refused(errors.IncompleteError, lambda: open_reader(folder, digests=digests), match=words)
+    is_refused(errors.IncompleteError, lambda: open_reader(folder, read_as=ReadAs(digests=digests)), match=words)
     assert "part-2.h5: is not there" in run_zb("verify", folder, "--digests", digests, code=4).output
     write_file(folder / "part-2.h5", IDS[:3])
-    is_refused(errors.FormatError, lambda: open_reader(folder, digests=digests), match=r"part-2\.h5: expected bytes")
+    is_refused(
+        errors.FormatError,
+        lambda: open_reader(folder, read_as=ReadAs(digests=digests)),
+        match=r"part-2\.h5: expected bytes",
+    )
 
 
 def test_files_with_digests_of_their_own_take_no_others(tmp_path, write_store):
@@ -394,7 +408,9 @@ def test_files_with_digests_of_their_own_take_no_others(tmp_path, write_store):
     folder, _, _ = write_both(tmp_path)
     write_digests(folder, tmp_path / "x.json")
     is_refused(
-        errors.BackendError, lambda: open_reader(store, digests=tmp_path / "x.json"), match="files that hold none"
+        errors.BackendError,
+        lambda: open_reader(store, read_as=ReadAs(digests=tmp_path / "x.json")),
+        match="files that hold none",
     )
     is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "y.json"), match="stores have digests")
 
@@ -468,7 +484,9 @@ def test_other_folders_are_what_they_were(tmp_path, write_file):
     os.truncate(ours, 3000)
     is_refused(errors.FormatError, lambda: open_reader(ours.parent), match="its index was lost")
     named = {"dataset": "data/input_ids"}
-    is_refused(errors.BackendError, lambda: open_reader(tmp_path / "empty", **named), match="found a folder")
+    is_refused(
+        errors.BackendError, lambda: open_reader(tmp_path / "empty", read_as=ReadAs(**named)), match="found a folder"
+    )
     folder, _, _ = write_both(tmp_path)
     is_refused(errors.BackendError, lambda: open_reader(folder, backend="batch"), match="asked for backend 'batch'")
     shutil.copy(write_file(tmp_path / "own.h5", random_tokens(8, 3, 32)).path, folder / "part-3.h5")

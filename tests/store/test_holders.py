@@ -27,7 +27,7 @@ class BinFormat(FileFormat):
     holds_batches = False
     tokens_only = True
 
-    def open_column(self, path, meta, access, *, identity=None, dataset=None, column=None):
+    def open_column(self, path, meta, access, *, identity=None, read_as=None, column=None):
         num_bytes = path.stat().st_size
         extents = Extents([Run(0, num_bytes, 1)], num_bytes)
         tokens = open_extents(path, extents, meta.dtype, num_bytes // 2, access, identity)
@@ -39,7 +39,7 @@ class BinHolder(Holder):
 
     name = "bare"
 
-    def find(self, path, backend, choice, split):
+    def find(self, path, backend, read_as, split):
         if path.is_dir() and any(path.glob("*.bin")):
             return Opening(path, self.name, STREAM_LAYOUT, "bare")
         return None

@@ -10,8 +10,9 @@ import torch
 from contents import batches_of, write_books
 from contract import is_refused, random_tokens
 from descriptors import open_files
+from reading import reading
 
-from zb_hdf5 import Loader, MmapTokenStore, convert, errors, open_reader, verify_store
+from zb_hdf5 import Loader, MmapTokenStore, ReadAs, convert, errors, open_reader, verify_store
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 
@@ -68,15 +69,15 @@ def foreign(tmp_path):
 
 def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
     path, tokens = foreign
-    np.testing.assert_array_equal(batches_of(path, dataset="batches"), tokens)
-    with open_reader(path, dataset="records", batch_size=4) as reader:
+    np.testing.assert_array_equal(batches_of(path, read_as=ReadAs(dataset="batches")), tokens)
+    with open_reader(path, read_as=ReadAs(dataset="records"), batch_size=4) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
         np.testing.assert_array_equal(reader.read_record(9), tokens.reshape(-1, 64)[9])
-    with open_reader(path, dataset="records") as reader:
+    with open_reader(path, read_as=ReadAs(dataset="records")) as reader:
         assert (reader.batch_size, reader.num_batches) == (1, 24)
-    with open_reader(path, dataset="records", batch_size=4, seq_len=64) as reader:
+    with open_reader(path, read_as=ReadAs(dataset="records"), batch_size=4, seq_len=64) as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)
-    with open_reader(path, dataset="stream", batch_size=3, seq_len=50, overlap=1) as reader:
+    with open_reader(path, read_as=ReadAs(dataset="stream"), batch_size=3, seq_len=50, overlap=1) as reader:
         flat, starts = tokens.reshape(-1), np.arange(reader.num_batches * 3) * 50
         expected = flat[starts[:, np.newaxis] + np.arange(51)].reshape(-1, 3, 51)
         np.testing.assert_array_equal(np.stack(list(reader)), expected)
@@ -94,17 +95,17 @@ def test_a_foreign_dataset_is_a_stream_records_or_batches_by_its_axes(foreign):
         ),
         (errors.FormatError, "expected a dataset 'group' of one, two or three axes", {"dataset": "group"}),
     ):
-        is_refused(error, lambda options=options: open_reader(path, **options), match=message)
+        is_refused(error, lambda options=options: open_reader(path, **reading(options)), match=message)
 
 
 @pytest.mark.parametrize("dataset", ["stream", "records", "batches"])
 def test_a_loader_over_a_foreign_dataset(dataset, foreign):
     path, tokens = foreign
     shape = {"batch_size": 3, "seq_len": 64}
-    with Loader(path, dataset=dataset, shuffle="sequential", **shape, **ONE_RANK) as loader:
+    with Loader(path, read_as=ReadAs(dataset=dataset), shuffle="sequential", **shape, **ONE_RANK) as loader:
         found = torch.stack(list(loader)).numpy()
     np.testing.assert_array_equal(found.reshape(-1, 64), tokens.reshape(-1, 64)[: len(found) * 3])
-    with Loader(path, dataset=dataset, targets=True, **shape, **ONE_RANK) as loader:
+    with Loader(path, read_as=ReadAs(dataset=dataset), targets=True, **shape, **ONE_RANK) as loader:
         x, y = next(loader)
         assert x.shape == (3, 64 if dataset == "stream" else 63)
         assert torch.equal(x[:, 1:], y[:, :-1])
@@ -216,11 +217,13 @@ def test_stored_batches_have_no_other_shape_than_their_own(dataset, foreign):
         ({"batch_size": 4, "seq_len": 32}, "expected seq_len=64, as its batches are stored, found 32"),
         ({"overlap": 1}, "is no token stream"),
     ):
-        is_refused(errors.ArgumentError, lambda how=how: open_reader(path, dataset=dataset, **how), match=found)
+        is_refused(
+            errors.ArgumentError, lambda how=how: open_reader(path, read_as=ReadAs(dataset=dataset), **how), match=found
+        )
     if dataset == "batches":
         with pytest.raises(errors.ArgumentError, match="expected batch_size=4, as its batches are stored, found 3"):
-            open_reader(path, dataset=dataset, batch_size=3)
-    with open_reader(path, dataset=dataset, batch_size=4, seq_len=64) as reader:
+            open_reader(path, read_as=ReadAs(dataset=dataset), batch_size=3)
+    with open_reader(path, read_as=ReadAs(dataset=dataset), batch_size=4, seq_len=64) as reader:
         assert (reader.batch_size, reader.seq_len, reader.num_batches) == (4, 64, 6)
 
 
@@ -231,5 +234,5 @@ def test_a_refused_shape_leaves_no_file_open(name, dataset, tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         h5["x"] = tokens.reshape(-1, 8)
     with pytest.raises(errors.ArgumentError) as refusal:  # it is kept: its traceback holds the reader
-        open_reader(tmp_path / name, dataset=dataset, batch_size=-1, seq_len=8)
+        open_reader(tmp_path / name, read_as=ReadAs(dataset=dataset), batch_size=-1, seq_len=8)
     assert str(tmp_path / name) not in open_files().values(), refusal

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from commandline import run_zb
+from reading import reading
 from split_corpus import FILES, FIRST_ID, FORMATS, SHAPE, TOKENS, ids_of, shape_of, write_npy
 
 from zb_hdf5 import (
@@ -41,13 +42,15 @@ def expected(*splits):
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_loader_reads_the_split_that_is_asked_for(corpus, split):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     loader = Loader(folder, split=split, **shape_of(folder), **options)
     assert np.array_equal(ids_read(loader), expected(split))
 
 
 def test_a_loader_reads_the_training_files_by_default_and_says_so_once(corpus, capfd):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     for _ in range(2):
         assert np.array_equal(ids_read(Loader(folder, **shape_of(folder), **options)), expected("train"))
     line = f"note: {folder}: only the files of the split train are read; others: test (1 file) and val (1 file)\n"
@@ -56,14 +59,16 @@ def test_a_loader_reads_the_training_files_by_default_and_says_so_once(corpus, c
 
 @pytest.mark.parametrize("split", [None, "all"])
 def test_all_splits_are_read_where_that_is_said(corpus, split, capfd):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     loader = Loader(folder, split=split, **shape_of(folder), **options)
     assert np.array_equal(ids_read(loader), expected("train", "val", "test"))
     assert not capfd.readouterr().err
 
 
 def test_other_words_find_the_split_too(corpus):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     with open_reader(folder, split="validation", **shape_of(folder), **options) as reader:
         assert reader.read_batch(0)[0, 0] == FIRST_ID["val"]
     with pytest.raises(ArgumentError, match=r"expected a split that its files have \(test, train, val\), found 'vall'"):
@@ -71,7 +76,8 @@ def test_other_words_find_the_split_too(corpus):
 
 
 def test_a_state_goes_on_in_its_split_and_in_no_other(corpus):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     options = {**options, **shape_of(folder), "seed": 3}
     with Loader(folder, **options) as loader, Loader(folder, split="train", **options) as later:
         next(loader)
@@ -84,7 +90,8 @@ def test_a_state_goes_on_in_its_split_and_in_no_other(corpus):
 
 
 def test_streams_and_document_loaders_read_the_split(corpus):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     if "seq_len" not in shape_of(folder):
         pytest.skip("records are no stream")
     with open_stream(folder, split="val", **options) as stream:
@@ -98,12 +105,14 @@ def test_streams_and_document_loaders_read_the_split(corpus):
 
 
 def test_digests_are_those_of_all_splits_and_each_split_is_compared_with_them(corpus, tmp_path):
-    folder, options = corpus
+    folder, names = corpus
+    options = reading(names)
     digests = tmp_path / "made.json"
+    compared = reading({**names, "digests": digests})
     assert len(write_digests(folder, digests, **options).files) == len(FILES)
-    assert len(verify_store(folder, digests=digests, **options)) == len(FILES)
-    assert len(verify_store(folder, digests=digests, split="val", **options)) == 1
-    with Loader(folder, split="val", digests=digests, verify="store", **shape_of(folder), **options) as loader:
+    assert len(verify_store(folder, **compared)) == len(FILES)
+    assert len(verify_store(folder, split="val", **compared)) == 1
+    with Loader(folder, split="val", verify="store", **shape_of(folder), **compared) as loader:
         assert np.array_equal(ids_read(loader), expected("val"))
 
 
@@ -112,8 +121,9 @@ def as_flags(options):
 
 
 def test_the_commands_show_all_splits_and_take_one(corpus, tmp_path):
-    folder, options = corpus
-    flags = as_flags(options)
+    folder, names = corpus
+    options = reading(names)
+    flags = as_flags(names)
     found = json.loads(run_zb("info", folder, "--json", *flags).stdout)
     assert found["splits"] == {
         "train": {"files": 2, "tokens": 80},

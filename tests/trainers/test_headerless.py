@@ -15,11 +15,22 @@ from contents import write_batches
 from contract import is_refused
 from interrupted import Failing, Stops
 from pins import counted_opens
+from reading import reading
 
-from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream, verify_store, write_digests
+from zb_hdf5 import (
+    DocumentLoader,
+    Loader,
+    ReadAs,
+    convert,
+    errors,
+    open_reader,
+    open_stream,
+    verify_store,
+    write_digests,
+)
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands
-from zb_hdf5.formats.flat import SOURCE_DTYPES
+from zb_hdf5.read_as import SOURCE_DTYPES
 from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES, MAX_TOKENS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
@@ -49,10 +60,10 @@ def train(tmp_path):
 @pytest.mark.parametrize("name", ["bin/nanogpt", "olmo/uint16", "olmo/uint32"])
 def test_ids_are_those_that_were_written(name):
     truth = truth_of(GOLDEN / name)
-    found = ids_of(GOLDEN / name, source_dtype=truth["source_dtype"])
+    found = ids_of(GOLDEN / name, read_as=ReadAs(source_dtype=truth["source_dtype"]))
     assert hashlib.sha256(found.astype(np.int64)).hexdigest() == truth["sha256"]
     file = next(each for each in (GOLDEN / name).iterdir() if each.suffix in (".bin", ".npy"))
-    np.testing.assert_array_equal(ids_of(file, source_dtype=truth["source_dtype"]), found)
+    np.testing.assert_array_equal(ids_of(file, read_as=ReadAs(source_dtype=truth["source_dtype"])), found)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3"])
@@ -68,7 +79,7 @@ def test_a_header_has_the_dtype(name):
 def test_any_suffix_dtype_and_number_of_bytes_before_the_ids(dtype, name, skip_bytes, tmp_path):
     path = tmp_path / name
     path.write_bytes(b"\xff" * skip_bytes + IDS.astype(dtype).tobytes())
-    how = {"source_dtype": dtype, "skip_bytes": skip_bytes}
+    how = reading({"source_dtype": dtype, "skip_bytes": skip_bytes})
     np.testing.assert_array_equal(ids_of(path, **how), IDS)
     np.save(tmp_path / "same.npy", IDS.astype(dtype))
     with Loader(path, **SHAPE, **ONE_RANK, **how) as loader, Loader(tmp_path / "same.npy", **SHAPE, **ONE_RANK) as same:
@@ -79,7 +90,7 @@ def test_any_suffix_dtype_and_number_of_bytes_before_the_ids(dtype, name, skip_b
 def test_files_of_a_folder_are_one_stream(tmp_path):
     for number, part in enumerate(np.split(IDS, [1000, 1001])):
         (tmp_path / f"part_{number}.bin").write_bytes(b"head" + part.astype("<u4").tobytes())
-    how = {"source_dtype": "uint32", "skip_bytes": 4}
+    how = reading({"source_dtype": "uint32", "skip_bytes": 4})
     with open_stream(tmp_path, **how) as stream:
         assert not stream.has_documents
         assert stream.doc_offsets.tolist() == [0, 1000, 1001, 3000]
@@ -106,12 +117,12 @@ def test_every_command_takes_the_dtype(train, tmp_path):
     assert "bin files hold no digests" in run_zb("verify", train, *dtype, code=6).output
     run_zb("index", "digests", train, "-o", tmp_path / "digests.json", *dtype, code=0)
     run_zb("verify", train, "--digests", tmp_path / "digests.json", *dtype, code=0)
-    with Loader(train, **SHAPE, **ONE_RANK, source_dtype="uint16") as loader:
+    with Loader(train, **SHAPE, **ONE_RANK, read_as=ReadAs(source_dtype="uint16")) as loader:
         next(loader)
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     run_zb("which", train, "--state", tmp_path / "state.json", "--step", 3, *dtype, code=0)
     (tmp_path / "odd.dat").write_bytes(b"123")
-    assert "multiple of 2" in str(verify_store(tmp_path / "odd.dat", source_dtype="uint16")[0].problem)
+    assert "multiple of 2" in str(verify_store(tmp_path / "odd.dat", read_as=ReadAs(source_dtype="uint16"))[0].problem)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "part-0.npy"])
@@ -120,7 +131,7 @@ def test_a_file_without_a_header_is_never_guessed(name, tmp_path):
     path.parent.mkdir()
     IDS.astype("<u2").tofile(path)
     for where in (path, path.parent):
-        words = r"found another file; if it has ids and no header, pass their dtype, such as source_dtype='uint16'$"
+        words = r"found another file; .* pass their dtype to ReadAs or convert, such as source_dtype='uint16'$"
         for opened in (open_stream, lambda it: Loader(it, **SHAPE), lambda it: open_reader(it, **SHAPE)):
             is_refused(errors.FormatError, lambda opened=opened, where=where: opened(where), match=f"{name}: .*{words}")
         for command in (("info",), ("show", "--batch", 0), ("verify",)):
@@ -140,13 +151,25 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
     }  # fmt: skip
     for path, name in headed.items():
         words = rf"source_dtype is for files without a header, found {name!r}: leave it out"
-        is_refused(errors.ArgumentError, lambda path=path: open_stream(path, source_dtype="uint16"), match=words)
+        is_refused(
+            errors.ArgumentError,
+            lambda path=path: open_stream(path, read_as=ReadAs(source_dtype="uint16")),
+            match=words,
+        )
         message = one_error(run_zb("info", path, "--source-dtype", "uint16"))
         assert "--source-dtype is for files without a header" in message
     shutil.copy(GOLDEN / "bin/gpt2/part_train_000001.bin", tmp_path / "tokens.dat")  # whatever its suffix is
-    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "tokens.dat", source_dtype="uint16"), match="'bin'")
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "tokens.dat", read_as=ReadAs(source_dtype="uint16")),
+        match="'bin'",
+    )
     shutil.copy(tmp_path / "a.npy", tmp_path / "array.dat")
-    is_refused(errors.ArgumentError, lambda: open_stream(tmp_path / "array.dat", source_dtype="uint16"), match="'npy'")
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "array.dat", read_as=ReadAs(source_dtype="uint16")),
+        match="'npy'",
+    )
 
 
 @pytest.mark.parametrize(("how", "kind", "words"), [
@@ -157,23 +180,24 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
     ({"source_dtype": "uint64"}, None, ""),
     ({"source_dtype": "uint64", "skip_bytes": 2}, errors.IncompleteError, r"multiple of 8 bytes, .* found 5,998"),
     ({"source_dtype": "uint16", "skip_bytes": 6001}, errors.IncompleteError, "at least the 6,001 bytes of skip_bytes"),
-    ({"source_dtype": "uint16", "dataset": "ids"}, errors.ArgumentError, "axes and channel are for HDF5 files"),
+    ({"source_dtype": "uint16", "dataset": "ids"}, errors.ArgumentError, "channel and unwritten are for HDF5 files"),
 ])  # fmt: skip
 def test_other_values_are_refused(how, kind, words, train):
     if kind is None:
-        assert open_stream(train, **how).num_tokens == 750
+        assert open_stream(train, **reading(how)).num_tokens == 750
         return
-    is_refused(kind, lambda: open_stream(train, **how), match=words)
+    is_refused(kind, lambda: open_stream(train, **reading(how)), match=words)
 
 
 def test_a_backend_is_of_headerless_files_only(train):
     for name in ("bin", "olmo"):
-        with open_reader(train, backend=name, source_dtype="uint16", **SHAPE) as reader:
+        with open_reader(train, backend=name, read_as=ReadAs(source_dtype="uint16"), **SHAPE) as reader:
             assert reader.backend == name
     is_refused(
-        errors.BackendError, lambda: open_reader(train, backend="megatron", source_dtype="uint16", **SHAPE),
+        errors.BackendError,
+        lambda: open_reader(train, backend="megatron", read_as=ReadAs(source_dtype="uint16"), **SHAPE),
         match="asked for backend 'megatron', whose files have a header",
-    )  # fmt: skip
+    )
 
 
 def test_a_header_counts_no_more_than_its_int32(tmp_path):
@@ -199,7 +223,7 @@ def olmo(tmp_path):
 def test_documents_are_those_that_were_written(name):
     folder = GOLDEN / "olmo" / name
     lengths = truth_of(folder)["lengths"]
-    with open_stream(folder, source_dtype=name) as stream:
+    with open_stream(folder, read_as=ReadAs(source_dtype=name)) as stream:
         assert stream.has_documents
         assert np.diff(stream.doc_offsets).tolist() == lengths
         assert stream.document(2).tolist() == stream.get_slice(6, 136).tolist()
@@ -210,7 +234,7 @@ def test_documents_are_those_that_were_written(name):
 def test_without_its_list_a_file_has_no_documents(olmo, tmp_path):
     shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))  # one of two has no list
     for where in (olmo.parent, olmo.with_name("part-1-00000.npy")):
-        with open_stream(where, source_dtype="uint16") as stream:
+        with open_stream(where, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert not stream.has_documents
         assert report_of(zb, "info", where, "--source-dtype", "uint16")["documents"] is None
         words = r"in part-1-00000\.npy, which has no \.csv\.gz beside it: pass boundary_token_id"
@@ -269,17 +293,18 @@ def test_a_damaged_list_of_documents_is_one_message_where_documents_are_asked_fo
     path = olmo.with_suffix(".csv.gz")
     path.write_bytes(content(path.read_bytes()))
     names = {"source_dtype": "uint16"}
-    with Loader(olmo, **names, **SHAPE, **ONE_RANK, prefetch=0) as loader:
+    read_as = ReadAs(**names)
+    with Loader(olmo, read_as=read_as, **SHAPE, **ONE_RANK, prefetch=0) as loader:
         next(iter(loader))
-    stream = open_stream(olmo, **names)
+    stream = open_stream(olmo, read_as=read_as)
     for ask in (
         lambda: stream.document_count,
         lambda: stream.doc_offsets,
         lambda: stream.documents,
-        lambda: next(iter(Loader(olmo, documents=True, **names, **SHAPE, **ONE_RANK))),
-        lambda: next(iter(DocumentLoader(olmo, collate="pack", max_tokens=4096, **names, **ONE_RANK))),
+        lambda: next(iter(Loader(olmo, documents=True, read_as=read_as, **SHAPE, **ONE_RANK))),
+        lambda: next(iter(DocumentLoader(olmo, collate="pack", max_tokens=4096, read_as=read_as, **ONE_RANK))),
         lambda: convert(olmo, "stream", tmp_path / "out", source_format="olmo", **names),
-        lambda: write_digests(olmo, tmp_path / "out.json", **names),
+        lambda: write_digests(olmo, tmp_path / "out.json", read_as=read_as),
     ):
         is_refused(kind, ask, match=rf"00000\.csv\.gz: expected .*{words}")
     assert not list(tmp_path.glob("*out*"))
@@ -293,7 +318,7 @@ def test_the_list_of_documents_is_read_when_documents_are_asked_for(olmo):
     """It takes a second for a million documents, in each rank."""
     shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))
     shutil.copy(olmo.with_suffix(".csv.gz"), olmo.with_name("part-1-00000.csv.gz"))
-    names = {"source_dtype": "uint16"}
+    names = {"read_as": ReadAs(source_dtype="uint16")}
     with counted_opens(olmo.parent) as opens:
         with Loader(olmo.parent, **names, **SHAPE, **ONE_RANK) as loader:
             next(iter(loader))

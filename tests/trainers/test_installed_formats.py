@@ -13,7 +13,7 @@ from commandline import report_of, run_zb, succeed
 from contract import check_loader, check_reader, is_refused
 from installed import ZARR, forget_installed, install, install_zarr, write_zarr
 
-from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, convert, open_reader, open_stream
+from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ReadAs, convert, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter
@@ -71,7 +71,9 @@ def test_every_command_reads_it(path, tmp_path):
     assert "hold no digests" in run_zb("verify", path, code=6).output
     succeed(zb, "index", "digests", path, "-o", tmp_path / "digests")
     succeed(zb, "verify", path, "--digests", tmp_path / "digests")
-    with Loader(path, **SHAPE, digests=tmp_path / "digests", shuffle="sequential", rank=0, world_size=1) as loader:
+    with Loader(
+        path, **SHAPE, read_as=ReadAs(digests=tmp_path / "digests"), shuffle="sequential", rank=0, world_size=1
+    ) as loader:
         np.testing.assert_array_equal(next(loader), TOKENS[:200].reshape(4, 50))
 
 

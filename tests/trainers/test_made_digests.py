@@ -18,12 +18,14 @@ from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from damage import flip
 from processes import running, started, wait_until
+from reading import reading
 
 from zb_hdf5 import (
     DocumentLoader,
     HDF5ShardWriter,
     Loader,
     MixedLoader,
+    ReadAs,
     errors,
     open_reader,
     open_stream,
@@ -110,7 +112,7 @@ def long(tmp_path):
 
 def outcome_of(path, digests):
     """Return the outcome of each file, and the first problem."""
-    reports = verify_store(path, digests=digests)
+    reports = verify_store(path, read_as=ReadAs(digests=digests))
     return [report.outcome for report in reports], next((each.problem for each in reports if each.problem), None)
 
 
@@ -141,7 +143,7 @@ def test_digests_are_those_of_sha256sum_and_zlib(tmp_path):
 def test_every_file_is_verified_and_read_as_without_digests(folder, digests):
     outcomes, problem = outcome_of(folder, digests)
     assert (set(outcomes), problem) == ({Outcome.VERIFIED}, None)
-    checks = {check for report in verify_store(folder, digests=digests) for check in report.checks}
+    checks = {check for report in verify_store(folder, read_as=ReadAs(digests=digests)) for check in report.checks}
     has_documents = any(each.suffix in (".idx", ".index") for each in folder.iterdir())
     assert checks == {"crc32", "sha256", *(["documents"] if has_documents else [])}
     for shuffle in ("global", "records"):
@@ -149,10 +151,10 @@ def test_every_file_is_verified_and_read_as_without_digests(folder, digests):
             expected = torch.stack([*itertools.islice(loader, 40)])
         for verify in ("auto", "batch", "none"):
             how = {**SHAPE, **ALONE, "shuffle": shuffle, "verify": verify}
-            with Loader(folder, **how, digests=digests) as loader:
+            with Loader(folder, **how, read_as=ReadAs(digests=digests)) as loader:
                 assert torch.equal(torch.stack([*itertools.islice(loader, 40)]), expected), verify
                 assert loader.reader.verified == ("all reads" if verify == "batch" else "none")
-    with open_stream(folder) as plain, open_stream(folder, verify="store", digests=digests) as stream:
+    with open_stream(folder) as plain, open_stream(folder, verify="store", read_as=ReadAs(digests=digests)) as stream:
         assert stream.verified == "store"
         np.testing.assert_array_equal(stream.get_slice(0, len(stream)), plain.get_slice(0, len(plain)))
         np.testing.assert_array_equal(stream.doc_offsets, plain.doc_offsets)
@@ -160,7 +162,7 @@ def test_every_file_is_verified_and_read_as_without_digests(folder, digests):
 
 def test_a_state_fits_with_and_without_digests(folder, digests):
     how = {**SHAPE, **ALONE, "seed": 9}
-    with Loader(folder, **how) as plain, Loader(folder, **how, digests=digests) as compared:
+    with Loader(folder, **how) as plain, Loader(folder, **how, read_as=ReadAs(digests=digests)) as compared:
         batches = [next(plain) for _ in range(6)]
         state = plain.state_dict()
         rest = [next(plain) for _ in range(4)]
@@ -168,7 +170,7 @@ def test_a_state_fits_with_and_without_digests(folder, digests):
             next(compared)
         assert compared.state_dict() == state
     for options in ({}, {"digests": digests}, {"digests": digests, "verify": "batch"}):
-        with Loader(folder, **how, **options) as resumed:
+        with Loader(folder, **how, **reading(options)) as resumed:
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert torch.equal(torch.stack([next(resumed) for _ in range(4)]), torch.stack(rest))
     assert len(batches) == 6
@@ -178,7 +180,9 @@ def test_a_file_of_a_folder_is_compared_with_the_digests_of_the_folder(tmp_path)
     WRITERS["llmc"](tmp_path / "data")
     write_digests(tmp_path / "data", tmp_path / "x.json")
     assert outcome_of(tmp_path / "data" / "1.bin", tmp_path / "x.json") == ([Outcome.VERIFIED], None)
-    with open_stream(tmp_path / "data" / "1.bin", verify="batch", digests=tmp_path / "x.json") as stream:
+    with open_stream(
+        tmp_path / "data" / "1.bin", verify="batch", read_as=ReadAs(digests=tmp_path / "x.json")
+    ) as stream:
         np.testing.assert_array_equal(stream.get_slice(0, 9), ids_of("<u2")[NUM_TOKENS // 3 * 2 :][:9])
 
 
@@ -207,7 +211,7 @@ def test_a_flipped_bit_is_the_same_error_as_in_our_own_stream(verify, chunk, lon
             stream.get_slice(0, 1)  # proves the file
             stream.get_slice(first, first + 10)
 
-    found = message_of_flip(path, lambda: read(path, digests=digests))
+    found = message_of_flip(path, lambda: read(path, read_as=ReadAs(digests=digests)))
     assert re.match(rf"FILE: chunk {chunk}.*expected crc32 [0-9a-f]{{8}}, found [0-9a-f]{{8}}", found)
     assert found == message_of_flip(own, lambda: read(own.parent)).replace(", repair it, or convert again", "")
 
@@ -215,7 +219,7 @@ def test_a_flipped_bit_is_the_same_error_as_in_our_own_stream(verify, chunk, lon
 def test_a_flipped_bit_stops_the_batch_that_has_it(long):
     path, digests = long
     flip(path, 128 + 2 * (DEFAULT_CHUNK_TOKENS + 17))
-    with open_reader(path, **LONG, digests=digests, verify="batch") as reader:
+    with open_reader(path, **LONG, read_as=ReadAs(digests=digests), verify="batch") as reader:
         copied = pickle.loads(pickle.dumps(reader))
         good = [reader.read_batch(number) for number in range(DEFAULT_CHUNK_TOKENS // 4096)]
         np.testing.assert_array_equal(np.concatenate(good).ravel(), ids_of("<u2")[:DEFAULT_CHUNK_TOKENS])
@@ -223,7 +227,9 @@ def test_a_flipped_bit_stops_the_batch_that_has_it(long):
             for each in (reader, copied):
                 words = r"long\.npy: chunk 1: expected crc32"
                 is_refused(errors.ChecksumError, lambda each=each: each.read_batch(len(good)), match=words)
-    with Loader(path, **LONG, **ALONE, digests=digests) as loader:  # only the first read of a file is compared
+    with Loader(
+        path, **LONG, **ALONE, read_as=ReadAs(digests=digests)
+    ) as loader:  # only the first read of a file is compared
         assert sum(1 for _ in loader) == NUM_TOKENS // 4096
     outcomes, problem = outcome_of(path, digests)
     assert outcomes == [Outcome.BAD]
@@ -236,7 +242,7 @@ def test_ids_that_are_widened_or_narrowed_are_compared_as_they_are_stored(kind, 
     write_digests(tmp_path / "data", tmp_path / "x.json")
     flip(tmp_path / "data" / "1.npy", -3)
     words = r"1\.npy: chunk 0: expected crc32"
-    with open_stream(tmp_path / "data", digests=tmp_path / "x.json", verify="batch") as stream:
+    with open_stream(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json"), verify="batch") as stream:
         stream.get_slice(0, 9)
         is_refused(errors.ChecksumError, lambda: stream.get_slice(NUM_TOKENS - 9, NUM_TOKENS), match=words)
 
@@ -250,14 +256,14 @@ def test_documents_are_compared_when_they_are_read(verify, tmp_path):
     edges[2] = edges[3]  # documents that still ascend: two of them become one
     content[-61 * 8 :] = edges.tobytes()
     index.write_bytes(content)
-    with open_stream(data, verify=verify, digests=FROZEN) as stream:
+    with open_stream(data, verify=verify, read_as=ReadAs(digests=FROZEN)) as stream:
         is_refused(errors.ChecksumError, lambda: stream.doc_offsets, match="its documents are others: expected sha256")
     is_refused(
         errors.ChecksumError,
-        lambda: DocumentLoader(data, collate="pad", batch_size=2, **ALONE, digests=FROZEN),
+        lambda: DocumentLoader(data, collate="pad", batch_size=2, **ALONE, read_as=ReadAs(digests=FROZEN)),
         match="its documents are others",
     )
-    with open_stream(data, verify="none", digests=FROZEN) as stream:
+    with open_stream(data, verify="none", read_as=ReadAs(digests=FROZEN)) as stream:
         assert len(stream.doc_offsets) == 61
     outcomes, problem = outcome_of(data, FROZEN)
     assert outcomes == [Outcome.BAD]
@@ -299,7 +305,7 @@ def test_other_files_are_one_clear_error(change, kind, words, outcomes, tmp_path
     WRITERS["datatrove"](tmp_path / "data")
     write_digests(tmp_path / "data", tmp_path / "x.json")
     change(tmp_path / "data")
-    how = {**SHAPE, "digests": tmp_path / "x.json"}
+    how = reading({**SHAPE, "digests": tmp_path / "x.json"})
     is_refused(kind, lambda: open_reader(tmp_path / "data", **how), match=re.escape(words))
     assert words in one_error(run_zb("info", tmp_path / "data", "--digests", tmp_path / "x.json"))
     assert set(outcome_of(tmp_path / "data", tmp_path / "x.json")[0]) == outcomes
@@ -308,10 +314,14 @@ def test_other_files_are_one_clear_error(change, kind, words, outcomes, tmp_path
 def test_another_file_of_the_same_size_is_found_at_its_first_read(long):
     path, digests = long
     np.save(path, ids_of("<u2", seed=6))
-    how = {**LONG, "digests": digests, "verify": "none"}
+    how = reading({**LONG, "digests": digests, "verify": "none"})
     is_refused(errors.ChecksumError, lambda: open_reader(path, **how), match="is damaged, or belongs elsewhere")
     np.save(path, ids_of("<i2"))
-    is_refused(errors.FormatError, lambda: open_stream(path, digests=digests), match="expected dtype <u2, .*found <i2")
+    is_refused(
+        errors.FormatError,
+        lambda: open_stream(path, read_as=ReadAs(digests=digests)),
+        match="expected dtype <u2, .*found <i2",
+    )
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -320,7 +330,7 @@ def test_a_missing_file_is_named(tmp_path):
     (tmp_path / "data" / "0.bin").unlink()
     is_refused(
         errors.IncompleteError,
-        lambda: open_stream(tmp_path / "data", digests=tmp_path / "x.json"),
+        lambda: open_stream(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json")),
         match=r"0\.bin: is not there, and x\.json has digests of it",
     )
     found = run_zb("verify", tmp_path / "data", "--digests", tmp_path / "x.json", code=4)
@@ -366,7 +376,7 @@ def test_a_file_of_digests_that_lies_is_refused(change, words, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text(change(FROZEN.read_text()))
     data = GOLDEN / "megatron" / "uint16"
-    is_refused(errors.FormatError, lambda: open_stream(data, digests=bad), match=re.escape(words))
+    is_refused(errors.FormatError, lambda: open_stream(data, read_as=ReadAs(digests=bad)), match=re.escape(words))
     for command in ("verify", "info", "show"):
         message = one_error(run_zb(command, data, "--digests", bad))
         assert words in message
@@ -376,14 +386,20 @@ def test_a_file_of_digests_that_lies_is_refused(change, words, tmp_path):
 def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tmp_path, write_file):
     path, digests = long
     words = "expected digests of 'npy' files, found those of 'megatron'"
-    is_refused(errors.FormatError, lambda: open_stream(path, digests=FROZEN), match=words)
+    is_refused(errors.FormatError, lambda: open_stream(path, read_as=ReadAs(digests=FROZEN)), match=words)
     store = tmp_path / "own.h5"
     write_file(store, np.zeros((2, 2, 8), "<u2"))
     for use in (open_reader, Loader, verify_store):
         is_refused(
-            errors.BackendError, lambda use=use: use(store, digests=digests), match="is for files that hold none"
+            errors.BackendError,
+            lambda use=use: use(store, read_as=ReadAs(digests=digests)),
+            match="is for files that hold none",
         )
-    is_refused(errors.NotFoundError, lambda: open_stream(path, digests=tmp_path / "none.json"), match="no such file")
+    is_refused(
+        errors.NotFoundError,
+        lambda: open_stream(path, read_as=ReadAs(digests=tmp_path / "none.json")),
+        match="no such file",
+    )
     is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "x.json"), match="stores have digests")
     assert "--digests" in one_error(run_zb("info", store, "--digests", digests))
     np.save(tmp_path / "records.npy", np.zeros((4, 8), "<u2"))
@@ -404,7 +420,10 @@ def test_a_mixture_takes_readers_with_digests(long, tmp_path):
     weights = {"a": 2.0, "b": 1.0}
 
     def mixture(**options):
-        readers = {name: open_reader(data, **LONG, digests=own, **options) for name, (data, own) in sources.items()}
+        readers = {
+            name: open_reader(data, **LONG, read_as=ReadAs(digests=own), **options)
+            for name, (data, own) in sources.items()
+        }
         return MixedLoader(readers, weights, **ALONE)
 
     plain = MixedLoader({name: data for name, (data, _) in sources.items()}, weights, **ALONE, **LONG)
@@ -424,7 +443,10 @@ def test_a_mixture_takes_readers_with_digests(long, tmp_path):
 def test_documents_come_as_without_digests(tmp_path):
     how = {"collate": "pad", "batch_size": 3, **ALONE}
     data = GOLDEN / "megatron" / "uint16"
-    with DocumentLoader(data, **how) as plain, DocumentLoader(data, **how, digests=FROZEN, verify="batch") as compared:
+    with (
+        DocumentLoader(data, **how) as plain,
+        DocumentLoader(data, **how, read_as=ReadAs(digests=FROZEN), verify="batch") as compared,
+    ):
         for one, other in itertools.islice(zip(plain, compared, strict=True), 8):
             assert torch.equal(one["tokens"], other["tokens"])
         assert compared.state_dict() == plain.state_dict()
@@ -432,7 +454,7 @@ def test_documents_come_as_without_digests(tmp_path):
 
 def test_a_refreshed_stream_keeps_its_digests(long):
     path, digests = long
-    with open_stream(path, verify="batch", digests=digests) as stream:
+    with open_stream(path, verify="batch", read_as=ReadAs(digests=digests)) as stream:
         assert stream.refresh() == NUM_TOKENS
         flip(path, 300)
         is_refused(errors.ZbError, lambda: stream.get_slice(0, 10))
@@ -448,13 +470,13 @@ def test_batches_as_long_as_a_chunk_are_read(verify, dtype, tmp_path):
     expected = torch.from_numpy(ids[: 2 * DEFAULT_CHUNK_TOKENS].astype(np.int64))
     with Loader(tmp_path / "x.npy", **how) as plain:
         assert torch.equal(torch.cat([*plain]).ravel(), expected)
-    with Loader(tmp_path / "x.npy", **how, verify=verify, digests=tmp_path / "x.json") as compared:
+    with Loader(tmp_path / "x.npy", **how, verify=verify, read_as=ReadAs(digests=tmp_path / "x.json")) as compared:
         assert torch.equal(torch.cat([*compared]).ravel(), expected)
 
 
 def test_a_cache_keeps_compared_chunks(long, tmp_path):
     path, digests = long
-    how = {**LONG, **ALONE, "digests": digests, "cache": tmp_path / "cache"}
+    how = reading({**LONG, **ALONE, "digests": digests, "cache": tmp_path / "cache"})
     with Loader(path, **LONG, **ALONE) as loader:
         expected = torch.stack([*loader])
     for _ in range(2):
@@ -507,7 +529,7 @@ def test_progress_counts_every_token_of_the_total_that_was_announced(tmp_path):
     WRITERS["llmc"](tmp_path / "data")
     for work in (
         lambda **how: write_digests(tmp_path / "data", tmp_path / "x.json", **how),
-        lambda **how: verify_store(tmp_path / "data", digests=tmp_path / "x.json", **how),
+        lambda **how: verify_store(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json"), **how),
     ):
         totals, counts = [], []
         work(announce=totals.append, progress=counts.append)

@@ -9,7 +9,7 @@ from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from id_documents import documents_of
 
-from zb_hdf5 import ConvertError, FormatError, IncompleteError, ShardIndex, convert, open_reader, open_stream
+from zb_hdf5 import ConvertError, FormatError, IncompleteError, ReadAs, ShardIndex, convert, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.trainers import ragged
 from zb_hdf5.trainers.ragged import is_ragged, open_ragged
@@ -103,7 +103,7 @@ def test_their_documents_and_fields_are_converted(layout, tmp_path):
 
 def test_values_alone_are_a_stream_in_place_and_converted(tmp_path):
     path = with_offsets(tmp_path / "x.h5")
-    with open_stream(path, dataset="x/values") as stream:
+    with open_stream(path, read_as=ReadAs(dataset="x/values")) as stream:
         np.testing.assert_array_equal(stream.get_slice(0, len(IDS)), IDS)
     how = {"batch_size": 2, "seq_len": 8, "shuffle": False}
     convert(path, "hdf5", tmp_path / "out", dataset="x/values", **how)

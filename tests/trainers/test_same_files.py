@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commandline import report_of, run_zb
+from reading import reading
 
 from zb_hdf5 import Loader, convert, verify_store, write_digests
 from zb_hdf5.commands.zb import zb
@@ -138,7 +139,9 @@ def converted(folder, destination, name, options):
 
 def trained_on(path, options):
     """Return all ids that a loader gives, in their order."""
-    with Loader(path, batch_size=1, seq_len=5, shuffle="sequential", rank=0, world_size=1, **options) as loader:
+    with Loader(
+        path, batch_size=1, seq_len=5, shuffle="sequential", rank=0, world_size=1, **reading(options)
+    ) as loader:
         return np.concatenate([next(loader).numpy().reshape(-1) for _ in range(len(loader))])
 
 
@@ -164,21 +167,25 @@ def test_digests_are_of_the_same_files_and_a_lost_one_is_named(corpus, tmp_path)
     name, folder, options = corpus
     suffix = IN_PLACE[name][0]
     digests = tmp_path / "digests.json"
-    made = write_digests(folder, digests, **options)
+    made = write_digests(folder, digests, **reading(options))
     assert [*made.files] == [f"{place}{suffix}" for place in PLACES]
-    assert not any(report.problem or report.missing for report in verify_store(folder, digests=digests, **options))
+    assert not any(
+        report.problem or report.missing for report in verify_store(folder, **reading({**options, "digests": digests}))
+    )
     np.testing.assert_array_equal(trained_on(folder, {**options, "digests": digests, "verify": "batch"}), EXPECTED)
     victim = folder / f"linked/deep/1{suffix}"
     data = bytearray(victim.read_bytes())
     data[-1] ^= 1
     victim.write_bytes(data)
-    assert [report.path for report in verify_store(folder, digests=digests, **options) if report.problem] == [
-        str(victim)
-    ]
+    assert [
+        report.path for report in verify_store(folder, **reading({**options, "digests": digests})) if report.problem
+    ] == [str(victim)]
     victim.unlink()
     if name == "megatron":
         victim.with_suffix(".idx").unlink()
-    problems = {report.path: str(report.problem) for report in verify_store(folder, digests=digests, **options)}
+    problems = {
+        report.path: str(report.problem) for report in verify_store(folder, **reading({**options, "digests": digests}))
+    }
     assert "is not there, and digests.json has digests of it" in problems[str(victim)]
 
 
@@ -186,7 +193,7 @@ def test_digests_are_of_the_same_files_and_a_lost_one_is_named(corpus, tmp_path)
 AS_NOBODY = f"""
 import json, os, sys
 import h5py, numpy, pyarrow, torch
-from zb_hdf5 import Loader, convert, train_tokenizer
+from zb_hdf5 import Loader, ReadAs, convert, train_tokenizer
 from zb_hdf5.converters import flat_source, foreign_source, npy_source, run, stream_source, text_source, trainer_source
 os.setegid({NOBODY}); os.seteuid({NOBODY})
 def outcome(act, *args, **options):
@@ -202,7 +209,7 @@ for name, options in json.load(sys.stdin).items():
     found[name] = [
         outcome(convert, path, "stream", "work/out", **options),
         outcome(convert, path, "hdf5", "work/rows", **shape, **options),
-        outcome(Loader, path, **shape, **{{key: value for key, value in options.items() if key != "tokenizer"}}),
+        outcome(Loader, path, **shape, read_as=ReadAs(source_dtype=options.get("source_dtype"))),
         outcome(train_tokenizer, path, "work/tok.json", 300),
     ]
 print(json.dumps(found))
@@ -277,7 +284,7 @@ def test_a_loader_says_once_what_is_left_out_and_info_does(corpus, capfd):
     first.touch()
     (folder / ".y.jsonl").touch()
     for _ in range(2):
-        Loader(folder, batch_size=1, seq_len=5, rank=0, world_size=1, **options).close()
+        Loader(folder, batch_size=1, seq_len=5, rank=0, world_size=1, **reading(options)).close()
     assert capfd.readouterr().err == f"note: {folder}: 1 file is left out: {first}\n"
     info = report_of(zb, "info", folder, *words(options))
     assert (info["files_left_out"], info["first_left_out"]) == (1, str(first))

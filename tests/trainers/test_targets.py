@@ -15,8 +15,9 @@ from damage import flip
 from interrupted import Failing, Stops
 from peers.truth import LARGE_VOCAB, SMALL_VOCAB, documents, loss_mask
 from processes import killed_when
+from reading import reading
 
-from zb_hdf5 import HDF5ShardWriter, StoreMeta, convert, open_reader, open_stream
+from zb_hdf5 import HDF5ShardWriter, ReadAs, StoreMeta, convert, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import stream_source
 from zb_hdf5.converters.conversion import Conversion
@@ -218,8 +219,9 @@ def test_held_out_documents_of_one_array_come_back_as_their_split(target, how, s
         with open_stream(tmp_path / "split", split=split) as stream:
             expected = stream.get_slice(0, stream.num_tokens)
         for path, opened in ((tmp_path / "out", how), (tmp_path / "back", {})):
-            with open_stream(path, split=split, **opened) as stream:
+            with open_stream(path, split=split, **reading(opened)) as stream:
                 np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), expected)
+    how = reading(how)
     with open_stream(tmp_path / "out", **how) as default, open_stream(tmp_path / "out", split="train", **how) as train:
         assert default.num_tokens == train.num_tokens
 
@@ -427,7 +429,7 @@ def test_olmo(golden, vocab_size, tmp_path):
     convert(source, "olmo", tmp_path / "again", workers=1)
     part = tmp_path / "again" / "train-00000-of-00001.csv.gz"
     assert part.read_bytes() == (tmp_path / "out.csv.gz").read_bytes()
-    with open_stream(tmp_path / "again", source_dtype=golden) as stream:
+    with open_stream(tmp_path / "again", read_as=ReadAs(source_dtype=golden)) as stream:
         assert np.diff(stream.doc_offsets).tolist() == [len(each) for each in documents(vocab_size)]
 
 

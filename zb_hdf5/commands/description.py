@@ -25,22 +25,20 @@ from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
 from zb_hdf5.files.listing import counts_of_left_out
-from zb_hdf5.files.named_splits import train_first
+from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Opening, look
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import (
-    NO_CHOICE,
-    Choice,
-    of_training,
-    open_chosen_stream,
     open_for_loader,
+    open_stream,
 )
 from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shards import StoreReader
@@ -57,14 +55,14 @@ MAX_RUNS: Final = 16
 SPLITS_SHOWN: Final = 3
 
 
-def describe(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> dict[str, Any]:
+def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    opening = look(path, **choice)
-    if choice["split"] is None:
+    opening = look(path, read_as=read_as, split=split)
+    if split is None:
         opening.splits_there()  # names what a loader would refuse
     if opening.layout == STREAM_LAYOUT:
-        with open_chosen_stream(path, choice) as stream:
+        with open_stream(path, read_as=read_as, split=split) as stream:
             index = stream.index if find_index(path) else None
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with opening.open() as reader:
@@ -250,10 +248,11 @@ def describe_epoch(
     batch_size: int | None,
     seq_len: int | None,
     world_size: int,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
 ) -> dict[str, int]:
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
-    with open_for_loader(path, batch_size, seq_len, 0, **of_training(choice)) as reader:
+    with open_for_loader(path, batch_size, seq_len, 0, read_as=read_as, split=split or AUTO_SPLIT) as reader:
         rows = batch_size or reader.batch_size
         length = seq_len or reader.seq_len
         if reader.seq_len % length:

@@ -22,9 +22,10 @@ from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import require_package
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.opening import NO_CHOICE, Choice, open_reader
+from zb_hdf5.store.opening import open_reader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
@@ -45,7 +46,7 @@ class Finding:
         return f"{text}; {self.remedy}" if self.remedy else text
 
 
-def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[Finding]:
+def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> list[Finding]:
     """Return the findings about a path or URL and this machine; `UnavailableError` where nothing could train."""
     require_package("torch", "torch")
     path = any_path(path)
@@ -59,8 +60,8 @@ def diagnose(path: str | os.PathLike[str], choice: Choice = NO_CHOICE) -> list[F
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        size = 1 if look(path, **choice).layout == STREAM_LAYOUT else None
-        reader = open_reader(path, batch_size=size, seq_len=size, **choice)
+        size = 1 if look(path, read_as=read_as, split=split).layout == STREAM_LAYOUT else None
+        reader = open_reader(path, batch_size=size, seq_len=size, read_as=read_as, split=split)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:

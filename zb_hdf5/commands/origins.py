@@ -22,6 +22,7 @@ from zb_hdf5.commands.rows import (
 )
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import any_path, read_whole
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
@@ -29,10 +30,11 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Shape, look
-from zb_hdf5.store.opening import NO_CHOICE, Choice, of_training, open_for_loader
+from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -95,13 +97,14 @@ def origin_of_batch(
     batch: int,
     batch_size: int | None,
     seq_len: int | None,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
     *,
     text: bool,
     tokenizer: str | None,
 ) -> Origin:
     """Return the origin of a stored batch, or of a batch of windows of a stream; `text` needs a tokenizer."""
-    with open_to_look(any_path(store), batch_size, seq_len, choice) as reader:
+    with open_to_look(any_path(store), batch_size, seq_len, read_as, split) as reader:
         records = records_of_batch(reader, batch)
         return _origin(
             {"source": str(any_path(store))}, reader, records, reader.seq_len, text=text, tokenizer=tokenizer
@@ -114,7 +117,8 @@ def origins(
     step: int,
     batch_size: int | None,
     world_size: int,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
     *,
     text: bool,
     tokenizer: str | None,
@@ -125,7 +129,7 @@ def origins(
         raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
     if state.get("kind") == "mixture":
-        if any(choice.values()):
+        if read_as != AS_STORED or split:
             raise ArgumentError(
                 f"{state_path}: is the state of a mixture: --split, --dataset, --axes, --source-dtype and --digests "
                 "are of one store"
@@ -133,7 +137,7 @@ def origins(
         mixed = _mixed_loader(stores, state, state_path)
         requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
     else:
-        loader = loader_of_state(stores, state, state_path, batch_size, choice)
+        loader = loader_of_state(stores, state, state_path, batch_size, read_as, split)
         if steps[-1] >= len(loader):
             raise ArgumentError(
                 f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
@@ -164,13 +168,14 @@ def loader_of_state(
     state: dict[str, Any],
     path: Path,
     batch_size: int | None,
-    choice: Choice = NO_CHOICE,
+    read_as: ReadAs = AS_STORED,
+    split: str | None = None,
 ) -> Loader:
     """Return a loader of one rank at the position of a state; `path` is for messages."""
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(require_kind(path, state, "loader"), path)
-    reader = _opened(stores[0], state, path, batch_size, choice)
+    reader = _opened(stores[0], state, path, batch_size, read_as, split)
     loader = Loader(reader, rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
@@ -196,42 +201,44 @@ def _opened(
     state: dict[str, Any],
     path: Path,
     batch_size: int | None = None,
-    choice: Choice = NO_CHOICE,
+    read_as: ReadAs = AS_STORED,
+    split: str | None = None,
 ) -> BatchReader:
     """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
 
     Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
     nothing else that it names is of use then.
     """
-    chosen = of_training(choice)
     refused: StateError
     try:
-        return _opened_split(store, state, path, batch_size, chosen)
+        return _opened_split(store, state, path, batch_size, read_as, split or AUTO_SPLIT)
     except StateError as error:
         refused = error
-    for split in look(store, **choice).splits_there() if choice["split"] is None else ():
+    for each in look(store, read_as=read_as, split=None).splits_there() if split is None else ():
         try:
-            return _opened_split(store, state, path, batch_size, {**choice, "split": split})
+            return _opened_split(store, state, path, batch_size, read_as, each)
         except StateError:
             continue
     raise refused
 
 
-def _opened_split(store: str, state: dict[str, Any], path: Path, batch_size: int | None, choice: Choice) -> BatchReader:
-    """Open the split of a choice, or raise `StateError`."""
+def _opened_split(
+    store: str, state: dict[str, Any], path: Path, batch_size: int | None, read_as: ReadAs, split: str | None
+) -> BatchReader:
+    """Open a split, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
-    is_tokens = look(store, **choice).layout == STREAM_LAYOUT
+    is_tokens = look(store, read_as=read_as, split=split).layout == STREAM_LAYOUT
     try:
         shape = Shape()
         if is_tokens:
             windows = Windows.in_fingerprint(fingerprint)
             shape = Shape(windows.size, windows.stride, windows.overlap)
-        reader = open_for_loader(store, *shape, **choice)
+        reader = open_for_loader(store, *shape, read_as=read_as, split=split)
     except ArgumentError as error:
         raise StateError(f"{path}: the state names another store than {any_path(store)}: {error}") from error
     if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
         reader.close()
-        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, **choice)
+        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, read_as=read_as, split=split)
     found = reader.serving(fingerprint).fingerprint
     if found != fingerprint:
         reader.close()

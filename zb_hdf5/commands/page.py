@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.commands.description import describe, describe_lines, problem_of
+from zb_hdf5.commands.description import describe_lines, problem_of
 from zb_hdf5.commands.markup import Mark, Markup, bars, facts, shares, table, tag
 from zb_hdf5.commands.rows import (
     COLOURS,
@@ -32,7 +32,6 @@ from zb_hdf5.console import (
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.store.index import source_files
-from zb_hdf5.store.opening import NO_CHOICE, Choice
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
 from zb_hdf5.version import __version__
@@ -121,7 +120,7 @@ def report_page(
     reader: BatchReader,
     rows: list[Row],
     tokenizer: Tokenizer | None,
-    choice: Choice = NO_CHOICE,
+    description: dict[str, Any],
     making: Making | None = None,
 ) -> str:
     """Return the page. The same files, with the same times, give the same bytes.
@@ -135,7 +134,7 @@ def report_page(
     making
         The command that makes the page, and the time; None: neither is on it.
     """
-    d = describe(numbers["path"], choice)
+    d = description
     name = printable(any_path(numbers["path"]).resolve().name)
     if d["kind"] == "stream":
         subtitle = f"A token stream in {counted(d['num_files'], 'file')}"

@@ -21,9 +21,10 @@ from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.holders import look
-from zb_hdf5.store.opening import NO_CHOICE, Choice, open_chosen_stream, open_reader
+from zb_hdf5.store.opening import open_reader, open_stream
 from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -136,14 +137,19 @@ class Row(NamedTuple):
 
 
 def open_to_look(
-    path: Path, batch_size: int | None = None, seq_len: int | None = None, choice: Choice = NO_CHOICE
+    path: Path,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    read_as: ReadAs = AS_STORED,
+    split: str | None = None,
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    if look(path, **choice).layout != STREAM_LAYOUT:
-        return open_reader(path, batch_size=batch_size, seq_len=seq_len, **choice)
-    with open_chosen_stream(path, choice) as store:
-        length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
-    return open_reader(path, batch_size=batch_size or 1, seq_len=seq_len or length, **choice)
+    if look(path, read_as=read_as, split=split).layout == STREAM_LAYOUT:
+        with open_stream(path, read_as=read_as, split=split) as store:
+            length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
+        batch_size = batch_size or 1
+        seq_len = seq_len or length
+    return open_reader(path, batch_size=batch_size, seq_len=seq_len, read_as=read_as, split=split)
 
 
 def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:

@@ -12,7 +12,7 @@ from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
     from zb_hdf5.commands.timing import Way, WayTimes
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 #: Characters of the bar of the fastest way.
 RATE_BAR_WIDTH: Final = 20
@@ -27,7 +27,9 @@ _timed_option = option_group("Reads that are timed")
 @_timed_option("--seq-len", type=FROM_1, help="Tokens of a record. [default: as stored; of a token stream 512]")
 @dataset_options
 @output_options
-def zb_bench(path: Path, seconds: float, batch_size: int | None, seq_len: int | None, choice: Choice) -> Output:
+def zb_bench(
+    path: Path, seconds: float, batch_size: int | None, seq_len: int | None, read_as: ReadAs, split: str | None
+) -> Output:
     """Time the batches of a training from PATH, by each setting of the loader, on this machine.
 
     Each setting gives int64 batches in a shuffled order, of tokens that are compared first. They are read in turns,
@@ -41,18 +43,18 @@ def zb_bench(path: Path, seconds: float, batch_size: int | None, seq_len: int | 
 
     require_package("torch", "torch")
     from zb_hdf5.commands import timing
+    from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.holders import look
-    from zb_hdf5.store.opening import of_training, open_reader, split_of_training
+    from zb_hdf5.store.opening import open_reader, split_of_training
 
-    choice = of_training(choice)
-    opening = look(path, **choice)
-    choice = {**choice, "split": split_of_training(opening, choice["split"])}
+    opening = look(path, read_as=read_as, split=split or AUTO_SPLIT)
+    split = split_of_training(opening, split or AUTO_SPLIT)
     if opening.layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
-    options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, **choice}
-    with open_reader(path, access="auto", batch_size=batch_size, seq_len=seq_len, **choice) as reader:
+    options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "read_as": read_as, "split": split}
+    with open_reader(path, access="auto", **options) as reader:
         steps = timing.steps_of(path, reader)
         batch_tokens = reader.batch_size * reader.seq_len
         ways = timing.ways_of(path, reader, options)

@@ -12,14 +12,14 @@ from zb_hdf5.errors import UnavailableError
 from zb_hdf5.option_groups import GroupedCommand
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 
 @click.command("doctor", cls=GroupedCommand)
 @click.argument("path", type=STORE)
 @dataset_options
 @output_options
-def zb_doctor(path: Path, choice: Choice) -> Output:
+def zb_doctor(path: Path, read_as: ReadAs, split: str | None) -> Output:
     """Check this machine for problems that stop or slow down training from PATH. Exit code 5: one stops it.
 
     \b
@@ -27,7 +27,7 @@ def zb_doctor(path: Path, choice: Choice) -> Output:
     """
     from zb_hdf5.commands.findings import diagnose
 
-    findings = diagnose(path, choice)
+    findings = diagnose(path, read_as, split)
     is_bad = any(finding.state == "problem" for finding in findings)
     return Output(
         {"ok": not is_bad, "findings": [vars(finding) for finding in findings]},

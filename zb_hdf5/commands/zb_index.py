@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,11 +17,13 @@ from zb_hdf5.console import (
     headerless_options,
     one_dataset_options,
     output_options,
+    reading_as,
 )
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
+    from zb_hdf5.read_as import ReadAs
     from zb_hdf5.store.index import ShardIndex
 
 _digests_option = option_group("File of digests")
@@ -137,13 +139,14 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
 @_work_option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
 @one_dataset_options
 @headerless_options
+@reading_as
 @output_options
-def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None, **names: Any) -> Output:
+def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None, read_as: ReadAs) -> Output:
     """Write the digests of PATH: a sha256 of each file and a crc32 of each chunk, as they are now.
 
     PATH is a file of another trainer, or a folder of such files, which is read in place: .npy, Megatron, datatrove,
     OLMo, llm.c, nanoGPT, and HDF5 of other programs. From then on 'zb verify PATH --digests FILE' and the loaders
-    (digests=FILE) compare the files with it.
+    (ReadAs(digests=FILE)) compare the files with it.
 
     \b
     Example: zb index digests corpus.idx -o corpus.digests.json
@@ -156,7 +159,7 @@ def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None,
             output,
             overwrite=force,
             workers=workers,
-            **names,
+            read_as=read_as,
             progress=progress.advance,
             announce=lambda total: progress.advance(0, total),
         )

@@ -11,7 +11,7 @@ from zb_hdf5.console import FROM_1, STORE, Output, dataset_options, output_optio
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 _epoch_option = option_group("Epoch of a loader")
 
@@ -30,7 +30,8 @@ def zb_info(
     batch_size: int | None,
     seq_len: int | None,
     world_size: int | None,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
 ) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
@@ -45,9 +46,9 @@ def zb_info(
     unfinished = interrupted(path)
     if unfinished is not None:
         return unfinished
-    description = describe(path, choice)
+    description = describe(path, read_as, split)
     lines = describe_lines(description)
     if batch_size or seq_len or world_size:
-        epoch = describe_epoch(path, batch_size, seq_len, world_size or 1, choice)
+        epoch = describe_epoch(path, batch_size, seq_len, world_size or 1, read_as, split)
         return Output({**description, "epoch": epoch}, [*lines, ("epoch", epoch_text(epoch))])
     return Output(description, lines)

@@ -25,7 +25,7 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 _page_option = option_group("Page")
 _counts_option = option_group("Counts and samples")
@@ -49,7 +49,8 @@ def zb_report(
     seed: int,
     tokenizer: str | None,
     force: bool,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
 ) -> Output:
     """Write a page with the statistics of PATH.
 
@@ -60,6 +61,7 @@ def zb_report(
     \b
     Example: zb report data/train -o report.html
     """
+    from zb_hdf5.commands.description import describe
     from zb_hdf5.commands.page import Making, report_json, report_page
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
     from zb_hdf5.commands.statistics import measure
@@ -69,7 +71,7 @@ def zb_report(
         raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")
     if not force:
         refuse_existing(output)
-    with open_to_look(path, choice=choice) as reader:
+    with open_to_look(path, read_as=read_as, split=split) as reader:
         known = tokenizer_to_look(reader, tokenizer)
         with Progress("report", 0) as progress:
             found = measure(reader, sample_batches, progress.advance)
@@ -77,7 +79,7 @@ def zb_report(
         vocab_size = reader.meta.vocab_size or (known.vocab_size if known else 0)
         numbers = report_json(path, found, vocab_size)
         making = Making(typed_command(), f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC")
-        page = report_page(numbers, found, reader, rows, known, choice, making)
+        page = report_page(numbers, found, reader, rows, known, describe(path, read_as, split), making)
         write_atomically(output, page.encode("utf-8"))
     return Output(
         {"output": str(output), **numbers},

@@ -20,7 +20,7 @@ from zb_hdf5.console import (
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 #: Rows of a sample by default.
 SAMPLE: Final = 3
@@ -42,7 +42,7 @@ _rows_option = option_group("Rows to show")
 @_rows_option("--seq-len", type=FROM_1, help="Tokens of a row of a token stream. [default: 512]")
 @dataset_options
 @output_options
-def zb_show(path: Path, all_tokens: bool, choice: Choice, **given: Any) -> Output:
+def zb_show(path: Path, all_tokens: bool, read_as: ReadAs, split: str | None, **given: Any) -> Output:
     """Show rows or documents of PATH as text, with the boundaries of documents, fields and spans.
 
     Characters that do not print are spelt out. Colours are for terminals; NO_COLOR turns them off.
@@ -57,7 +57,7 @@ def zb_show(path: Path, all_tokens: bool, choice: Choice, **given: Any) -> Outpu
     if sum(asked is not None for asked in (batch, document, sample)) > 1:
         raise click.UsageError("--batch, --document and --sample exclude each other: pass one")
     limit = None if all_tokens else given["tokens"]
-    with open_to_look(path, given["batch_size"], given["seq_len"], choice) as reader:
+    with open_to_look(path, given["batch_size"], given["seq_len"], read_as, split) as reader:
         known = tokenizer_to_look(reader, given["tokenizer"])
         rows = chosen_rows(reader, batch=batch, document=document, sample=sample or SAMPLE, seed=given["seed"])
     return Output(

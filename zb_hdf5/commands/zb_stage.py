@@ -88,20 +88,19 @@ def zb_stage(
     """
     from zb_hdf5.commands.origins import loader_of_state, read_state
     from zb_hdf5.commands.staging import stage_batches
+    from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.loaders.loader import Loader
     from zb_hdf5.store.cache import Cache
-    from zb_hdf5.store.opening import NO_CHOICE, of_training
 
     ranks = ranks or [range(world_size)]
     if (last := max(part[-1] for part in ranks)) >= world_size:
         raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
     require_package("torch", "torch")  # before the folder is made
     cache = Cache.of(folder, cache_bytes)
-    choice = of_training({**NO_CHOICE, "split": split})
     if state_path is not None:
-        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size, choice)
+        loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size, split=split)
     else:
-        loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, split=choice["split"], **order)
+        loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, split=split or AUTO_SPLIT, **order)
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress)
     units = report["units"]

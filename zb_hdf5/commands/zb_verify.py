@@ -12,7 +12,7 @@ from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 #: Remedies of errors that are no verdict: the path is neither a store nor a part of one, or its dataset is not told.
 _WRONG_PATH: Final = (Remedy.CONVERT, Remedy.CHANNELS, Remedy.DATASET, Remedy.SOURCE_DTYPE)
@@ -25,7 +25,7 @@ _work_option = option_group("Work")
 @_work_option("--workers", type=FROM_1, help="Shards checked at the same time. [default: the cores]")
 @dataset_options
 @output_options
-def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
+def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | None) -> Output:
     """Compare every batch and shard of PATH with its stored digests.
 
     \b
@@ -50,11 +50,12 @@ def zb_verify(path: Path, workers: int | None, choice: Choice) -> Output:
                 workers=workers,
                 progress=progress.advance,
                 announce=lambda total: progress.advance(0, total),
-                **choice,
+                read_as=read_as,
+                split=split,
             )
     except FormatError as error:  # of the index: there is no shard to report on
         is_of_others = error.remedy in _WRONG_PATH or way_in(path) is not None
-        if is_of_others or choice["digests"] is not None:
+        if is_of_others or read_as.digests is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
     return verdict(path, reports)

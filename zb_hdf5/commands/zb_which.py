@@ -20,7 +20,7 @@ from zb_hdf5.console import (
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
-    from zb_hdf5.store.opening import Choice
+    from zb_hdf5.read_as import ReadAs
 
 #: Rows that are printed.
 ROWS_SHOWN: Final = 16
@@ -60,7 +60,8 @@ def zb_which(
     batch_size: int | None,
     seq_len: int | None,
     world_size: int,
-    choice: Choice,
+    read_as: ReadAs,
+    split: str | None,
     text: bool,
     tokenizer: str | None,
     all_rows: bool,
@@ -80,10 +81,12 @@ def zb_which(
     asked: dict[str, int]
     if batch is not None and state_path is None and step is None and len(stores) == 1:
         asked = {"batch": batch}
-        found = [origin_of_batch(stores[0], batch, batch_size, seq_len, choice, text=text, tokenizer=tokenizer)]
+        found = [origin_of_batch(stores[0], batch, batch_size, seq_len, read_as, split, text=text, tokenizer=tokenizer)]
     elif batch is None and state_path is not None and step is not None:
         asked = {"step": step}
-        found = origins(stores, state_path, step, batch_size, world_size, choice, text=text, tokenizer=tokenizer)
+        found = origins(
+            stores, state_path, step, batch_size, world_size, read_as, split, text=text, tokenizer=tokenizer
+        )
     else:
         raise click.UsageError("pass one STORE and --batch, or --state and --step")
     return Output(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, TypedDict
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,97 +28,13 @@ from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_and_size
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.dataset_choice import DatasetChoice
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
-
-#: The dtypes of ids in files without a header, by which they are named: little-endian.
-SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-
-
-#: The key of the names of ids without a header, in the source of an index that is made of their files.
-HEADERLESS: Final = "headerless"
-#: The key of the chosen dataset, in the source of an index that is made of HDF5 files of another program.
-DATASET: Final = "dataset"
-
 
 #: Sequences or documents without ids in a file, at most.
 MAX_EMPTY: Final = 1 << 22
 #: A loss mask of one byte for each id, in a file of its own.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
-
-
-class HeaderlessNames(TypedDict):
-    """The arguments that name ids without a header: see `Headerless`."""
-
-    source_dtype: str | None
-    skip_bytes: int
-
-
-#: The names of the ids of files that have a header.
-NO_NAMES: Final = HeaderlessNames(source_dtype=None, skip_bytes=0)
-
-
-class Headerless(NamedTuple):
-    """The ids of files that have no header, as the user names them: nothing in such a file tells.
-
-    Attributes
-    ----------
-    dtype
-        The dtype of an id.
-    skip_bytes
-        The bytes of each file before its first id.
-    """
-
-    dtype: np.dtype[Any]
-    skip_bytes: int = 0
-
-    @classmethod
-    def of(cls, source_dtype: str | None = None, skip_bytes: int = 0) -> Self | None:
-        """Return the ids that two arguments of `open_reader` name; None if neither is given.
-
-        Raises
-        ------
-        ArgumentError
-            If they are not possible.
-        """
-        if source_dtype is None:
-            if skip_bytes:
-                raise ArgumentError(
-                    f"skip_bytes={skip_bytes!r} is for files without a header: pass source_dtype too",
-                    options=["skip_bytes", "source_dtype"],
-                )
-            return None
-        if source_dtype not in SOURCE_DTYPES:
-            raise ArgumentError(
-                f"source_dtype must be one of {', '.join(SOURCE_DTYPES)}, found {source_dtype!r}",
-                options=["source_dtype"],
-            )
-        if not isinstance(skip_bytes, int) or skip_bytes < 0:
-            raise ArgumentError(
-                f"skip_bytes must be a whole number of at least 0, found {skip_bytes!r}", options=["skip_bytes"]
-            )
-        return cls(np.dtype(source_dtype).newbyteorder("<"), skip_bytes)
-
-    @classmethod
-    def in_source(cls, source: Mapping[str, Any]) -> Self | None:
-        """Return the ids of the files of an index, by its source; None if their files have a header."""
-        return cls.of(**source.get(HEADERLESS, {}))
-
-    @property
-    def names(self) -> HeaderlessNames:
-        """The arguments that name these ids."""
-        return {"source_dtype": self.dtype.name, "skip_bytes": self.skip_bytes}
-
-
-#: The ids of files as the user names them: those of files without a header, or datasets of HDF5 files.
-NamedIds: TypeAlias = Headerless | DatasetChoice
-
-
-def ids_named_in(source: Mapping[str, Any]) -> NamedIds | None:
-    """Return the ids of the files of an index as the user has named them, by its source; None: the files tell."""
-    if DATASET in source:
-        return DatasetChoice.of(**source[DATASET])
-    return Headerless.in_source(source)
 
 
 class FlatTokens(NamedTuple):
@@ -242,8 +158,8 @@ class FlatFormat(ABC):
     ----------
     suffixes
         The endings of the files by which a path is looked at: the first one is that of the ids. The table has them.
-    headerless
-        The ids of files without a header; None: the files have one.
+    read_as
+        How the files are read: the dtype of ids without a header.
 
     Attributes
     ----------
@@ -259,9 +175,9 @@ class FlatFormat(ABC):
     mixes_dtypes: ClassVar[bool] = False
     documents_suffix: ClassVar[str] = ""
 
-    def __init__(self, suffixes: tuple[str, ...], headerless: Headerless | None = None) -> None:
+    def __init__(self, suffixes: tuple[str, ...], read_as: ReadAs = AS_STORED) -> None:
         self.suffixes = suffixes
-        self.headerless = headerless
+        self.read_as = read_as
 
     def files(self, path: Path) -> list[Path]:
         """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
@@ -280,7 +196,7 @@ class FlatFormat(ABC):
             If a file of a folder is named as a field that no file of ids has.
         """
         if not path.is_dir():
-            is_named = self.headerless is not None or path.name.lower().endswith(self.suffixes[0])
+            is_named = self.read_as.lacks_header or path.name.lower().endswith(self.suffixes[0])
             return [path] if is_named and self.recognises(path) else []
         return self._ids_in(path, listed(path, self.suffixes[0]).files)
 
@@ -321,7 +237,7 @@ class FlatFormat(ABC):
         """Return the file of the values of a field, which `look` has found: those of each id, one after the other."""
         raise NotImplementedError
 
-    def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
+    def look_without_header(self, path: Path) -> FlatTokens:
         """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`.
 
         Raises
@@ -329,7 +245,8 @@ class FlatFormat(ABC):
         ArgumentError
             If it begins as a file of a known format does.
         """
-        dtype, skip_bytes = headerless
+        dtype = self.read_as.ids_dtype
+        skip_bytes = self.read_as.skip_bytes
         signature, size = signature_and_size(path)
         if signature is not None and not signature.holds_ids(dtype.itemsize, skip_bytes):
             raise ArgumentError(

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import LABELS, LOSS_MASK, is_field_name
-from zb_hdf5.formats.dataset_choice import DatasetChoice
 from zb_hdf5.hdf5.h5_chunks import unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
 from zb_hdf5.hdf5.odd_types import way_of_odd_types
+from zb_hdf5.read_as import ReadAs
 
 #: Names of datasets that have the tokens, where others beside them have values of the same tokens.
 TOKEN_NAMES: Final = ("input_ids", "tokens", "token_ids")
@@ -149,14 +149,14 @@ def unfit_targets(h5: h5py.File, name: str, fields: Collection[str]) -> tuple[tu
     )
 
 
-def require_channels(path: Path, name: str, stored: h5py.Dataset, choice: DatasetChoice) -> None:
+def require_channels(path: Path, name: str, stored: h5py.Dataset, read_as: ReadAs) -> None:
     """Raise `FormatError` if channels are chosen that a dataset has not."""
-    if choice.channel is None:
+    if read_as.channel is None:
         return
     if stored.ndim != 3:
-        found = f"channel={choice.channel} needs a dataset of three axes, found {stored.shape}"
+        found = f"channel={read_as.channel} needs a dataset of three axes, found {stored.shape}"
         raise FormatError(f"{path}: {name}: {found}")
-    for what, number in (("channel", choice.channel), *choice.field_channels):
+    for what, number in (("channel", read_as.channel), *read_as.field_channels.items()):
         if number >= stored.shape[1]:
             raise FormatError(
                 f"{path}: {name}: {what}={number}: expected a channel in 0..{stored.shape[1] - 1}, as the axes "
@@ -164,9 +164,9 @@ def require_channels(path: Path, name: str, stored: h5py.Dataset, choice: Datase
             )
 
 
-def warn_of_mask(choice: DatasetChoice) -> None:
+def warn_of_mask(read_as: ReadAs) -> None:
     """Warn of a mask without its labels: in files for Cerebras it is that of the labels, the tokens shifted by one."""
-    fields = choice.fields
+    fields = read_as.field_channels
     if LOSS_MASK in fields and LABELS not in fields:
         warnings.warn(
             f"channel {fields[LOSS_MASK]} is taken as the {LOSS_MASK} of the ids themselves; "
@@ -199,7 +199,7 @@ def no_such_axes(path: Path, axes: str) -> ArgumentError:
     return ArgumentError(f"{path}: axes={axes!r} needs a dataset of three axes that another program has written")
 
 
-def require_records(path: Path, name: str, stored: h5py.Dataset, choice: DatasetChoice) -> None:
+def require_records(path: Path, name: str, stored: h5py.Dataset, read_as: ReadAs) -> None:
     """Refuse a dataset whose second axis has ids, a mask or labels in place of records, unless its axes are named.
 
     Nothing is refused where the channel of the ids is chosen.
@@ -211,10 +211,10 @@ def require_records(path: Path, name: str, stored: h5py.Dataset, choice: Dataset
     FormatError
         If the axis has few entries, and one of them looks like a mask or labels in each item that is looked at.
     """
-    axes = choice.axes
+    axes = read_as.axes
     if axes is not None and stored.ndim != 3:
         raise no_such_axes(path, axes)
-    is_chosen = axes is not None or choice.channel is not None
+    is_chosen = axes is not None or read_as.channel is not None
     if is_chosen or stored.ndim != 3 or stored.shape[1] not in CHANNELS or not stored.shape[0]:
         return
     try:

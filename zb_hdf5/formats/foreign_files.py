@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.paths import Identity, RemotePath
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at, look_at_foreign
 from zb_hdf5.formats.registry import backend_in, hdf5_files, hdf5_suffixes
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 
 
@@ -22,15 +23,14 @@ class ForeignFiles(FlatFormat):
 
     Parameters
     ----------
-    choice
+    read_as
         The dataset that is read of each file, and the sense of its axes.
     """
 
     sign: ClassVar[str] = "HDF5"
 
-    def __init__(self, choice: DatasetChoice = ANY_DATASET) -> None:
-        super().__init__(hdf5_suffixes())
-        self.choice = choice
+    def __init__(self, read_as: ReadAs = AS_STORED) -> None:
+        super().__init__(hdf5_suffixes(), read_as)
 
     def files(self, path: Path) -> list[Path]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
@@ -49,7 +49,7 @@ class ForeignFiles(FlatFormat):
             return not path.name.startswith(SHARD_PREFIX)
 
     def look(self, path: Path) -> FlatTokens:
-        column = look_at_foreign(path, self.choice)
+        column = look_at_foreign(path, self.read_as)
         return FlatTokens(path, column.num_tokens, column.dtype, fields=column.meta.fields)
 
     def columns(self, files: Sequence[Path]) -> tuple[Column, ...]:
@@ -60,11 +60,11 @@ class ForeignFiles(FlatFormat):
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = look_at_foreign(files[0], self.choice)
-        choice = self.choice._replace(name=first.name)
+        first = look_at_foreign(files[0], self.read_as)
+        read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:
-            columns.append(look_at_foreign(file, choice))
+            columns.append(look_at_foreign(file, read_as))
             _require_alike(first, columns[-1])
         return tuple(columns)
 
@@ -76,7 +76,7 @@ class ForeignFiles(FlatFormat):
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatReader:
-        column = look_at(path, None, choice=self.choice, identity=identity)
+        column = look_at(path, None, read_as=self.read_as, identity=identity)
         if meta.field is None:
             return FlatReader(path, meta, open_stored(column, access), digest)
         values = column.fields.get(meta.field.name)

@@ -22,13 +22,13 @@ from zb_hdf5.files.paths import Identity, any_path, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
 from zb_hdf5.formats.foreign import CHANNELS, NO_DIGESTS, no_such_axes, require_records
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
 from zb_hdf5.formats.inspection import GROWS, look_at
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
 
 
@@ -43,7 +43,7 @@ class HDF5Reader(BatchReader):
         "batches" or "stream": a file of the other layout is refused. None: any.
     field
         The field whose values are read; "": the tokens.
-    choice
+    read_as
         The dataset of a file of another program, and the sense of its axes.
     identity
         The identity that the file had before; another file of this name is refused. None: any file.
@@ -61,13 +61,13 @@ class HDF5Reader(BatchReader):
         layout: str | None = BATCHES_LAYOUT,
         *,
         field: str = "",
-        choice: DatasetChoice = ANY_DATASET,
+        read_as: ReadAs = AS_STORED,
         identity: Identity | None = None,
         column: Column | None = None,
     ) -> None:
         require_options(access, verify)
         if column is None:
-            column = look_at(any_path(path), layout, field=field, choice=choice, identity=identity)
+            column = look_at(any_path(path), layout, field=field, read_as=read_as, identity=identity)
         self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
             facts = f"{column.path}: {column.name} cannot be verified"
@@ -76,7 +76,7 @@ class HDF5Reader(BatchReader):
             raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
         super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
         with on_failure(self.close):
-            _require_records(column, choice)
+            _require_records(column, read_as)
         self.complete = column.complete
         self.sha256 = column.sha256
         self.columns = column.columns
@@ -160,15 +160,15 @@ class HDF5Reader(BatchReader):
             raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
 
 
-def _require_records(column: Column, choice: DatasetChoice) -> None:
+def _require_records(column: Column, read_as: ReadAs) -> None:
     """Look into a dataset of another program whose second axis may have anything but records."""
-    axes = choice.axes
+    axes = read_as.axes
     if not column.is_foreign or column.meta.layout != BATCHES_LAYOUT:
         if axes is not None:
             raise no_such_axes(column.path, axes)
     elif axes is not None or (column.meta.batch_size in CHANNELS and column.meta.field is None):
         with closing(H5pyTokens(column)) as tokens:
-            require_records(column.path, column.name, tokens.dataset(), choice)
+            require_records(column.path, column.name, tokens.dataset(), read_as)
 
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:

@@ -14,7 +14,6 @@ from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, FILL, DatasetChoice
 from zb_hdf5.formats.foreign import (
     can_be_field,
     integer_datasets,
@@ -34,6 +33,7 @@ from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
 from zb_hdf5.hdf5.written_rows import RowRuns, count_of, is_prefix, lacking, never_written, rows_in_both, written_rows
 from zb_hdf5.notes import note
+from zb_hdf5.read_as import AS_STORED, FILL, ReadAs
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
@@ -74,10 +74,10 @@ def is_ours(path: Path) -> bool:
         return _is_ours(h5)
 
 
-def _foreign_tokens(h5: h5py.File, path: Path, choice: DatasetChoice) -> str | None:
+def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
     """Return the name of the tokens in a file of others, as it is chosen, or as the file tells it; or None."""
-    if choice.name is not None:
-        return choice.name
+    if read_as.dataset is not None:
+        return read_as.dataset
     if _is_corpus(h5, path):
         return TOKENS
     return None if _is_ours(h5) else token_name(integer_datasets(h5))
@@ -99,7 +99,7 @@ def look_at(
     layout: str | None = BATCHES_LAYOUT,
     *,
     field: str = "",
-    choice: DatasetChoice = ANY_DATASET,
+    read_as: ReadAs = AS_STORED,
     identity: Identity | None = None,
 ) -> Column:
     """Look into an HDF5 file, and return the column of its tokens or of a field.
@@ -110,8 +110,8 @@ def look_at(
         "batches" or "stream": a file of the other layout is refused. None: any.
     field
         The field whose values are the column; "": the tokens.
-    choice
-        The dataset of another program; any: the tokens of a file of ours, or the only integer dataset of another one,
+    read_as
+        The dataset of another program; none: the tokens of a file of ours, or the only integer dataset of another one,
         or one of a known name with fields beside it.
     identity
         The identity that the file had before; another file of this name is refused. None: any file.
@@ -119,18 +119,18 @@ def look_at(
     with h5_damage(path):
         h5 = open_h5_for_reading(path, identity)
     with h5_damage(path), HANDLES, h5:
-        name = _foreign_tokens(h5, path, choice)
+        name = _foreign_tokens(h5, path, read_as)
         if name is not None:
-            column = _of_layout(layout, _foreign_column(h5, path, name, choice))
+            column = _of_layout(layout, _foreign_column(h5, path, name, read_as))
             return _field_of(column, field) if field else column
-        if choice.unwritten is not None:
+        if read_as.unwritten is not None:
             raise ArgumentError(
-                f"{path}: unwritten={choice.unwritten!r} needs a dataset that another program has written",
+                f"{path}: unwritten={read_as.unwritten!r} needs a dataset that another program has written",
                 options=["unwritten"],
             )
-        if choice.channel is not None:
+        if read_as.channel is not None:
             raise ArgumentError(
-                f"{path}: channel={choice.channel} needs a dataset of three axes that another program has written",
+                f"{path}: channel={read_as.channel} needs a dataset of three axes that another program has written",
                 options=["channel"],
             )
         if layout is None:
@@ -141,12 +141,12 @@ def look_at(
         return _with_extents(h5, column, stored) if column.complete else column
 
 
-def look_at_foreign(path: Path, choice: DatasetChoice, identity: Identity | None = None) -> Column:
+def look_at_foreign(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
     """Look into an HDF5 file of another program, and return the column of its tokens.
 
     Parameters
     ----------
-    choice, identity
+    read_as, identity
         As for `look_at`.
 
     Raises
@@ -162,16 +162,16 @@ def look_at_foreign(path: Path, choice: DatasetChoice, identity: Identity | None
                 f"{path}: expected an HDF5 file of another program, found a file of this one: read or convert it by "
                 "itself"
             )
-        name = _foreign_tokens(h5, path, choice)
+        name = _foreign_tokens(h5, path, read_as)
         if name is None:
             raise to_choose(h5, path, "is an HDF5 file of another program")
-        column = _foreign_column(h5, path, name, choice)
+        column = _foreign_column(h5, path, name, read_as)
         if column.meta.layout == BATCHES_LAYOUT:
             stored = own_dataset(h5, path, name)
             register_filters(stored)
-            require_records(path, name, stored, choice)
-        elif choice.axes is not None:
-            raise no_such_axes(path, choice.axes)
+            require_records(path, name, stored, read_as)
+        elif read_as.axes is not None:
+            raise no_such_axes(path, read_as.axes)
         return column
 
 
@@ -298,15 +298,15 @@ def _of_layout(layout: str | None, column: Column) -> Column:
     raise FormatError(f"{column.path}: {column.name}: expected a 1-D stream, found batches of {column.meta.shape}")
 
 
-def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoice) -> Column:
+def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) -> Column:
     """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
         raise to_choose(h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
-    require_channels(path, dataset, stored, choice)
-    channel = choice.channel
+    require_channels(path, dataset, stored, read_as)
+    channel = read_as.channel
     dtype: np.dtype[Any] = DTYPE_BY_NAME["uint32"]
     if stored.dtype in CODE_BY_DTYPE:
         dtype = stored.dtype
@@ -316,7 +316,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoi
     for name, each in beside.items():
         if can_be_field(name, each):
             values[name] = (each, None)
-    for name, number in choice.field_channels:
+    for name, number in read_as.field_channels.items():
         values[name] = (stored, number)
     fields = tuple(Field(name, each.dtype.newbyteorder("=")) for name, (each, _) in sorted(values.items()))
     layout = BATCHES_LAYOUT
@@ -333,7 +333,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, choice: DatasetChoi
     unfit = unfit_targets(h5, dataset, values)
     meta = StoreMeta(rows, length, dtype, layout=layout, fields=fields, unfit=unfit)
     tokens = Column(path, dataset, meta, count, h5_identity(h5, growing=False), sha256=sha256)
-    kept = _rows_to_read(path, {dataset: (stored, channel), **values}, stored.ndim == 1, count, choice)
+    kept = _rows_to_read(path, {dataset: (stored, channel), **values}, stored.ndim == 1, count, read_as)
     if kept is not None:
         tokens = tokens._replace(kept=kept, num_tokens=count_of(kept) * _row_values(tokens), sha256=None)
     columns: dict[str, Column] = {}
@@ -353,7 +353,7 @@ def _rows_to_read(
     datasets: Mapping[str, tuple[h5py.Dataset, int | None]],
     is_stream: bool,
     num_tokens: int,
-    choice: DatasetChoice,
+    read_as: ReadAs,
 ) -> RowRuns | None:
     """Return the rows to read of tokens and of their fields, where some were never written; None: all were.
 
@@ -370,12 +370,12 @@ def _rows_to_read(
     kept = functools.reduce(rows_in_both, written.values())
     if kept is None:
         return None
-    if choice.unwritten == FILL:
+    if read_as.unwritten == FILL:
         return ((0, num_rows),)
-    if choice.unwritten is None and not (is_stream and kept and is_prefix(kept)):
+    if read_as.unwritten is None and not (is_stream and kept and is_prefix(kept)):
         first, runs = next((each, runs) for each, runs in written.items() if runs is not None)
         raise never_written(path, datasets[first][0], runs, num_rows, Remedy.UNWRITTEN)
-    if choice.unwritten is None:
+    if read_as.unwritten is None:
         note(f"{path}: {name}: tokens {lacking(kept, num_rows)} were never written: the stream ends before them")
     return kept
 

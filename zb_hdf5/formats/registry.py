@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
 from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open_file
+from zb_hdf5.read_as import AS_STORED, ReadAs
 
 if TYPE_CHECKING:
     from zb_hdf5.formats.batch_reader import BatchReader
     from zb_hdf5.formats.batch_writer import FileWriter
     from zb_hdf5.formats.broken_file import BrokenFile
-    from zb_hdf5.formats.dataset_choice import DatasetChoice
     from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
 
@@ -95,7 +95,7 @@ class FileFormat:
         access: str,
         *,
         identity: Identity | None = None,
-        dataset: str | None = None,
+        read_as: ReadAs = AS_STORED,
         column: Column | None = None,
     ) -> BatchReader:
         """Open a file of a store as one of its columns. No read is checked.
@@ -104,7 +104,7 @@ class FileFormat:
         ----------
         meta
             The column: the tokens of the store, as batches or as chunks of a stream, or the values of a field.
-        access, dataset
+        access, read_as
             As for `open_reader`.
         identity
             The identity that the file had before; another file of this name is refused. None: any file.
@@ -120,7 +120,7 @@ class FileFormat:
             raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
         return self.writer_class()(path, meta, **options)
 
-    def column_of(self, path: Path, choice: DatasetChoice) -> Column | None:
+    def column_of(self, path: Path, read_as: ReadAs) -> Column | None:
         """Look into a file whose tokens may be batches or a stream, or of another program; None: it has batches."""
         return None
 
@@ -183,12 +183,12 @@ class HDF5Format(FileFormat):
     magic_offsets = (0, 512, 1024, 2048)  # after a user block HDF5 doubles the offset; nobody uses more
     any_layout: ClassVar = {"layout": None}
 
-    def column_of(self, path: Path, choice: DatasetChoice) -> Column | None:
+    def column_of(self, path: Path, read_as: ReadAs) -> Column | None:
         from zb_hdf5.formats.foreign import warn_of_mask
         from zb_hdf5.formats.inspection import look_at
 
-        warn_of_mask(choice)
-        return look_at(path, None, choice=choice)
+        warn_of_mask(read_as)
+        return look_at(path, None, read_as=read_as)
 
     def open_column(
         self,
@@ -197,15 +197,13 @@ class HDF5Format(FileFormat):
         access: str,
         *,
         identity: Identity | None = None,
-        dataset: str | None = None,
-        unwritten: str | None = None,
+        read_as: ReadAs = AS_STORED,
         column: Column | None = None,
     ) -> BatchReader:
         from zb_hdf5.spec import BATCHES_LAYOUT
 
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
             return self.open(path, access=access, verify="none")
-        from zb_hdf5.formats.dataset_choice import DatasetChoice
         from zb_hdf5.formats.h5_reader import HDF5Reader
 
         return HDF5Reader(
@@ -214,7 +212,7 @@ class HDF5Format(FileFormat):
             "none",
             meta.layout,
             field="" if meta.field is None else meta.field.name,
-            choice=DatasetChoice(dataset, unwritten=unwritten),
+            read_as=read_as,
             identity=identity,
             column=column,
         )
@@ -286,14 +284,14 @@ def backend_in(path: Path) -> str:
     return ""
 
 
-def open_chunks(path: Path, choice: DatasetChoice | None = None) -> BatchReader:
+def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> BatchReader:
     """Open a file as its batches, or as the chunks of a stream. No read is checked.
 
     A dataset of another program, which may be chosen, is refused by an `UnverifiableError` where it has no digest:
     nothing in it can be compared, saved or indexed.
     """
     row = FORMATS[detect_backend(path)]
-    chosen = {"choice": choice} if choice is not None and choice.is_made else {}
+    chosen = {"read_as": read_as} if read_as.names_dataset else {}
     reader = row.open(path, verify="none", **row.any_layout, **chosen)
     if reader.foreign_dataset is not None and reader.sha256 is None:
         reader.close()
@@ -317,20 +315,21 @@ def hdf5_files(folder: Path) -> list[Path]:
     return [*listed(folder, *hdf5_suffixes()).files]
 
 
-def require_datasets(path: Path, choice: DatasetChoice) -> None:
+def require_datasets(path: Path, read_as: ReadAs) -> None:
     """Raise `BackendError` if a dataset, or its axes, are chosen of anything but HDF5 files that are in no store."""
-    if not choice.is_made:
+    if not read_as.names_dataset:
         return
     from zb_hdf5.spec import INDEX_NAME
 
+    name, value = next(iter(read_as.given.items()))
     if path.is_dir() or path.name == INDEX_NAME:
         is_local = path.is_dir() and not isinstance(path, RemotePath)
         if not is_local or (path / INDEX_NAME).exists() or not hdf5_files(path):
-            raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a folder")
+            raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found a folder", options=[name])
         return
     found = detect_backend(path)
     if FORMATS[found].tokens_only:
-        raise BackendError(f"{path}: {choice.in_words} needs an HDF5 file, found a {found!r} file")
+        raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found a {found!r} file", options=[name])
 
 
 def format_of(path: Path) -> FileFormat:

@@ -39,6 +39,7 @@ from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, 
 from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.window_reader import WindowReader
@@ -170,9 +171,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         order.
     split
         As for `Loader`.
-    access, verify, source_dtype, skip_bytes
+    access, verify, read_as
         As for `open_stream`.
-    cache, cache_bytes, digests
+    cache, cache_bytes
         As for `open_reader`; the cache is for the tokens.
 
     Attributes
@@ -243,11 +244,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         split: str | None = AUTO_SPLIT,
         access: Access = "auto",
         verify: Verify = "auto",
-        source_dtype: str | None = None,
-        skip_bytes: int = 0,
+        read_as: ReadAs = AS_STORED,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
-        digests: str | os.PathLike[str] | None = None,
     ) -> None:
         _require_words(collate, too_long, shuffle)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
@@ -264,11 +263,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 split=split,
                 access=access,
                 verify=verify,
-                source_dtype=source_dtype,
-                skip_bytes=skip_bytes,
+                read_as=read_as,
                 cache=cache,
                 cache_bytes=cache_bytes,
-                digests=digests,
             )
             undo = on_failure(reader.close)
         with undo:

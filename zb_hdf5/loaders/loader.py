@@ -7,7 +7,7 @@ A position counts the records that all ranks together have consumed in the epoch
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
@@ -31,6 +31,7 @@ from zb_hdf5.loaders.order import (
 )
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import LIVE_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
@@ -82,9 +83,7 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, cache, cache_bytes, digests
-        As for `open_reader`; without effect on a reader.
-    dataset, axes, channel, field_channels, unwritten, source_dtype, skip_bytes
+    backend, access, verify, read_as, cache, cache_bytes
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
@@ -271,16 +270,9 @@ class Loader(EpochLoader[BatchT]):
         backend: str = "auto",
         access: Access = "auto",
         verify: Verify = "auto",
-        dataset: str | None = None,
-        axes: str | None = None,
-        channel: int | None = None,
-        field_channels: Mapping[str, int] | None = None,
-        unwritten: str | None = None,
-        source_dtype: str | None = None,
-        skip_bytes: int = 0,
+        read_as: ReadAs = AS_STORED,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
-        digests: str | os.PathLike[str] | None = None,
         split: str | None = AUTO_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
@@ -318,17 +310,10 @@ class Loader(EpochLoader[BatchT]):
                 backend=backend,
                 access=access,
                 verify=verify,
-                dataset=dataset,
-                axes=axes,
-                channel=channel,
-                field_channels=field_channels,
-                unwritten=unwritten,
-                source_dtype=source_dtype,
-                skip_bytes=skip_bytes,
+                read_as=read_as,
                 split=split,
                 cache=cache,
                 cache_bytes=cache_bytes,
-                digests=digests,
             )
             undo = on_failure(source.close)
             if source.layout == STREAM_LAYOUT:

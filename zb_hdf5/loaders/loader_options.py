@@ -6,10 +6,11 @@ Nothing of this is imported when a program runs. A test compares it with the sig
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 from zb_hdf5.formats.access import Access, Verify
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,16 +35,9 @@ class SourceOptions(TypedDict, total=False):
     backend: str
     access: Access
     verify: Verify
-    dataset: str | None
-    axes: str | None
-    channel: int | None
-    field_channels: Mapping[str, int] | None
-    unwritten: str | None
-    source_dtype: str | None
-    skip_bytes: int
+    read_as: ReadAs
     cache: str | os.PathLike[str] | None
     cache_bytes: int | str | None
-    digests: str | os.PathLike[str] | None
     split: str | None
     shuffle: ShuffleWord
     block_size: int

@@ -50,7 +50,7 @@ class CutReader(StoreReader):
         if self.verify != "auto":
             return super().compared_tokens()
         known = self._shards
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.dataset, unwritten=known.unwritten)
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as)
         tokens.identities = known.identities
         try:
             tokens.open_file(0, 0)

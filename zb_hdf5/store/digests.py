@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeAlias
@@ -18,9 +18,9 @@ from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, Headerless, NamedIds, documents_sha256
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256
 from zb_hdf5.formats.registry import require_datasets
+from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
     CRC32_DIGITS,
     DEFAULT_CHUNK_TOKENS,
@@ -40,7 +40,14 @@ from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.way_in import way_in
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, flat_names, named_by_prefix, not_recognised
+from zb_hdf5.trainers.trainer_formats import (
+    flat_files,
+    flat_format,
+    flat_names,
+    format_without_digests,
+    named_by_prefix,
+    not_recognised,
+)
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -70,14 +77,14 @@ class Digests:
         The flat format of the files.
     files
         Name -> the digests of the file, in the order of the stream.
-    choice
-        The dataset of HDF5 files of another program; None: they are other files.
+    read_as
+        The dataset of HDF5 files of another program.
     """
 
     path: Path
     backend: str
     files: Mapping[str, FlatDigest]
-    choice: DatasetChoice | None = None
+    read_as: ReadAs = AS_STORED
 
     @property
     def num_tokens(self) -> int:
@@ -137,14 +144,13 @@ class Digests:
         if backend != self.backend:
             raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
 
-    def require_dataset(self, choice: DatasetChoice) -> None:
+    def require_dataset(self, read_as: ReadAs) -> None:
         """Raise `FormatError` if these are digests of another dataset, or channel of it."""
-        known = self.choice or ANY_DATASET
-        expected = (choice.name, choice.channel)
-        if (known.name, known.channel) != expected:
+        expected = (read_as.dataset, read_as.channel)
+        known = (self.read_as.dataset, self.read_as.channel)
+        if known != expected:
             raise FormatError(
-                f"{self.path}: expected digests of {_named(*expected)}, found those of "
-                f"{_named(known.name, known.channel)}; {_AGAIN}"
+                f"{self.path}: expected digests of {_named(*expected)}, found those of {_named(*known)}; {_AGAIN}"
             )
 
     def missing(self, folder: Path, found: Iterable[str]) -> dict[str, IncompleteError]:
@@ -173,10 +179,11 @@ class Digests:
             "token_count": self.num_tokens,
             "sha256": self.sha256,
         }
-        if self.choice is not None:
-            facts |= {"dataset": self.choice.name, "axes": self.choice.axes, "channel": self.choice.channel}
-            if self.choice.unwritten is not None:
-                facts["unwritten"] = self.choice.unwritten
+        if self.backend == FOREIGN_BACKEND:
+            known = self.read_as
+            facts |= {"dataset": known.dataset, "axes": known.axes, "channel": known.channel}
+            if known.unwritten is not None:
+                facts["unwritten"] = known.unwritten
         rows = [(name, *digest) for name, digest in self.files.items()]
         arrays = dict(zip(DIGESTS_FILE_KEYS, map(list, zip(*rows, strict=True)), strict=True))
         return sealed_text(facts, {"files": arrays})
@@ -192,15 +199,15 @@ class Digests:
             if found != expected:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         backend = require_field(value, "backend", str, where)
-        choice = _choice_in(value, where) if backend == FOREIGN_BACKEND else None
-        if choice is None and flat_format(backend) is None:
+        is_foreign = backend == FOREIGN_BACKEND
+        if not is_foreign and flat_format(backend) is None:
             known = " or ".join([*flat_names(), FOREIGN_BACKEND])
             raise FormatError(f"{where}: expected backend {known}, found {backend!r}")
         arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())
         _require_names(names, where)
         files = {name: FlatDigest(*row) for name, row in zip(names, zip(*columns, strict=True), strict=True)}
-        digests = cls(path, backend, files, choice)
+        digests = cls(path, backend, files, _dataset_in(value, where) if is_foreign else AS_STORED)
         digests._check(where)
         for key, expected in (("token_count", digests.num_tokens), ("sha256", digests.sha256)):
             if value.get(key) != expected:
@@ -241,13 +248,11 @@ def _named(dataset: str | None, channel: int | None) -> str:
     return f"dataset {dataset!r}" if channel is None else f"channel {channel} of dataset {dataset!r}"
 
 
-def _choice_in(value: Any, where: str) -> DatasetChoice:
+def _dataset_in(value: Any, where: str) -> ReadAs:
     """Return the dataset that parsed digests are of."""
     name = require_field(value, "dataset", str, where)
     try:
-        return DatasetChoice.of(
-            name, axes=value.get("axes"), channel=value.get("channel"), unwritten=value.get("unwritten")
-        )
+        return ReadAs(name, axes=value.get("axes"), channel=value.get("channel"), unwritten=value.get("unwritten"))
     except ArgumentError as error:
         raise FormatError(f"{where}: {error}") from error
 
@@ -285,36 +290,28 @@ class Undigested(NamedTuple):
     ----------
     backend
         Their format.
-    ids
-        Their ids, as the user names them; None: the files tell.
+    read_as
+        How they are read: the dtype of ids without a header, or the dataset of HDF5 files.
     files
         The files of ids, in the order of the stream.
     """
 
     backend: str
-    ids: NamedIds | None
+    read_as: ReadAs
     files: list[Path]
 
 
-def undigested(path: Path, headerless: Headerless | None, choice: DatasetChoice) -> Undigested | None:
-    """Return the files at a path that hold no digests; None if they are others. No dataset is looked for.
-
-    Parameters
-    ----------
-    headerless
-        The ids of files without a header.
-    choice
-        The dataset of HDF5 files of another program.
-    """
-    name = flat_name(path, headerless)
+def undigested(path: Path, read_as: ReadAs) -> Undigested | None:
+    """Return the files at a path that hold no digests; None if they are others. No dataset is looked for."""
+    name = flat_name(path, read_as)
     if name:
-        return Undigested(name, headerless, flat_files(name, path, headerless))
+        return Undigested(name, read_as, flat_files(name, path, read_as))
     if find_index(path) or stores_by_format(path):
         return None
     from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
 
     files = ForeignFiles().files(path)
-    return Undigested(FOREIGN_BACKEND, choice, files) if files else None
+    return Undigested(FOREIGN_BACKEND, read_as, files) if files else None
 
 
 def _with_dataset(found: Undigested) -> Undigested:
@@ -327,14 +324,14 @@ def _with_dataset(found: Undigested) -> Undigested:
     FormatError
         If they are HDF5 files that differ.
     """
-    if not isinstance(found.ids, DatasetChoice):
+    if found.backend != FOREIGN_BACKEND:
         return found
     from zb_hdf5.formats.foreign_files import ForeignFiles
 
-    first, *_ = ForeignFiles(found.ids).columns(found.files)
+    first, *_ = ForeignFiles(found.read_as).columns(found.files)
     if first.sha256 is not None:
         raise _has_digests(first.path)
-    return found._replace(ids=found.ids._replace(name=first.name))
+    return found._replace(read_as=replace(found.read_as, dataset=first.name))
 
 
 def _has_digests(path: Path) -> BackendError:
@@ -349,19 +346,14 @@ def write_digests(
     destination: str | os.PathLike[str],
     *,
     overwrite: bool = False,
-    dataset: str | None = None,
-    axes: str | None = None,
-    channel: int | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
+    read_as: ReadAs = AS_STORED,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
 ) -> Digests:
     """Write the digests of files of other programs, as they are now: a sha256 of each, a crc32 of each chunk.
 
-    From then on `digests=` of the readers and loaders, and `verify_store`, compare the files with them. Nothing is
+    From then on readers, loaders and `verify_store` compare the files with them, by `ReadAs(digests=...)`. Nothing is
     written before all files were read. Each thread takes 4 MiB, and 16 bytes for each document of its file.
 
     Parameters
@@ -372,10 +364,8 @@ def write_digests(
         The file to write, a JSON.
     overwrite
         It may exist, if it is a file of digests, and is replaced in one step.
-    dataset, axes, channel, unwritten
-        As for `open_reader`, of HDF5 files of another program. No digests are made of their fields.
-    source_dtype, skip_bytes
-        As for `open_reader`, of files without a header.
+    read_as
+        How the files are read. No digests are made of their fields.
     workers
         Threads, one for each file; by default one per core that this process may use.
     progress
@@ -394,13 +384,16 @@ def write_digests(
     """
     path = named_by_prefix(local_path(path))
     require_present(path)
-    choice = DatasetChoice.of(dataset, axes, channel, unwritten=unwritten)
-    require_datasets(path, choice)
-    at_path = undigested(path, Headerless.of(source_dtype, skip_bytes), choice)
+    require_read_as(read_as)
+    if read_as.digests is not None:
+        raise ArgumentError(f"{path}: digests are what is made here, found digests={str(read_as.digests)!r}")
+    read_as = replace(read_as, field_channels={})
+    require_datasets(path, read_as)
+    at_path = undigested(path, read_as)
     if at_path is None:
         raise not_in_place(path) or _has_digests(path)
-    backend, ids, files = _with_dataset(at_path)
-    flat = flat_format(backend, ids)
+    backend, read_as, files = _with_dataset(at_path)
+    flat = format_without_digests(backend, read_as)
     if flat is None:
         raise _has_digests(path)
     found = [flat.look(file) for file in files]
@@ -412,7 +405,7 @@ def write_digests(
         with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
         of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
-        digests = Digests(destination, backend, of_files, ids if isinstance(ids, DatasetChoice) else None)
+        digests = Digests(destination, backend, of_files, read_as)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
     return digests
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from zb_hdf5.errors import ArgumentError, BackendError, conversion_call
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.flat import Headerless
 from zb_hdf5.formats.registry import backend_in
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import find_index
@@ -58,6 +58,6 @@ def headerless_name(path: Path, backend: str = "auto") -> str:
     return name
 
 
-def flat_name(path: Path, headerless: Headerless | None = None) -> str:
+def flat_name(path: Path, read_as: ReadAs = AS_STORED) -> str:
     """Return the name of the flat format that a path holds; "": none. Raises as `headerless_name`."""
-    return flat_name_of(path) if headerless is None else headerless_name(path)
+    return headerless_name(path) if read_as.lacks_header else flat_name_of(path)

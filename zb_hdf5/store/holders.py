@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.flat import DATASET, HEADERLESS, FlatDigest, FlatTokens, Headerless
+from zb_hdf5.formats.flat import FlatDigest, FlatTokens
 from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DEFAULT_CHUNK_TOKENS,
@@ -99,15 +98,11 @@ class Opening:
         The tokens of several HDF5 files of another program, or of one whose digests were made; (): of any other path.
     splits
         The split of each of these.
-    headerless
-        The ids of files without a header; None: of other files.
     files
         The files of a flat format that the look has found; (): they are still to be found.
     shape
         The shape of batches as it is asked for.
-    choice
-        The dataset of an HDF5 file of another program.
-    access, verify, split, digests
+    access, verify, split, read_as
         The arguments of `open_reader`.
     """
 
@@ -119,14 +114,12 @@ class Opening:
     column: Column | None = None
     foreign: tuple[Column, ...] = ()
     splits: tuple[str, ...] = ()
-    headerless: Headerless | None = None
     files: tuple[Path, ...] = ()
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
-    choice: DatasetChoice = ANY_DATASET
     split: str | None = AUTO_SPLIT
-    digests: Path | None = None
+    read_as: ReadAs = AS_STORED
 
     @property
     def foreign_dataset(self) -> str | None:
@@ -144,15 +137,15 @@ class Opening:
             return self.column.is_foreign and self.column.sha256 is None
         return bool(self.foreign) or flat_format(self.backend) is not None
 
-    def with_digests(self, digests: Path) -> Opening:
+    def with_digests(self) -> Opening:
         """Return the opening of the same files, which are compared with digests that were made."""
         if self.column is None:
-            return replace(self, digests=digests)
+            return self
         from zb_hdf5.formats.foreign_files import ForeignFiles
 
-        columns = ForeignFiles(self.choice).columns([self.path])  # looks at its axes, too
+        columns = ForeignFiles(self.read_as).columns([self.path])  # looks at its axes, too
         splits = (DEFAULT_SPLIT,) * len(columns)
-        return replace(self, digests=digests, holder=ForeignHolder.name, column=None, foreign=columns, splits=splits)
+        return replace(self, holder=ForeignHolder.name, column=None, foreign=columns, splits=splits)
 
     def open(self) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
@@ -170,8 +163,7 @@ class Opening:
             Windows.of(batch_size, seq_len, overlap),
             access=self.access,
             verify=self.verify,
-            dataset=self.choice.name,
-            unwritten=self.choice.unwritten,
+            read_as=self.read_as,
             columns=self.columns,
         )
         if not reader.num_records:
@@ -207,7 +199,7 @@ class Opening:
     @property
     def columns(self) -> dict[int, Column]:
         """The columns of the files that are known already, by the numbers of the files."""
-        if self.digests is not None:
+        if self.read_as.digests is not None:
             return {}  # the first read proves each file
         return {0: self.column} if self.column is not None else dict(enumerate(self.foreign))
 
@@ -227,7 +219,7 @@ class Opening:
         """Compare the digests of all files of the split, as `verify="store"` asks for. Raises as `open_reader`."""
         from zb_hdf5.store.verify import require_digests
 
-        require_digests(self.path, self.split, self.choice, self.digests, self.headerless)
+        require_digests(self.path, self.split, self.read_as)
 
 
 @kept_listings()
@@ -237,16 +229,9 @@ def look(
     backend: str = "auto",
     access: str = "auto",
     verify: str = "auto",
-    dataset: str | None = None,
-    axes: str | None = None,
-    channel: int | None = None,
-    field_channels: Mapping[str, int] | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
+    read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
     shape: Shape = ANY_SHAPE,
-    digests: str | os.PathLike[str] | None = None,
 ) -> Opening:
     """Look at a path once, and return what opens it. The arguments are those of `open_reader`.
 
@@ -265,45 +250,36 @@ def look(
     path = named_by_prefix(any_path(path))
     require_options(access, verify)
     _require_backend_name(backend)
-    choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)
+    require_read_as(read_as)
     require_remote_access(path, access)
     require_present(path)
-    headerless = Headerless.of(source_dtype, skip_bytes)
-    if choice.is_made:
-        if headerless is not None:
-            raise ArgumentError(
-                f"{path}: source_dtype is for files without a header; dataset, axes and channel are for HDF5 files: "
-                "pass either",
-                options=["source_dtype", "dataset", "axes", "channel"],
-            )
-        require_datasets(path, choice)
-    found = _held(path, backend, choice, split, headerless)
+    require_datasets(path, read_as)
+    found = _held(path, backend, read_as, split)
     notes: list[str] = []
     if found is None:
         found = _of_installed(path, backend, split, notes)
     if found is None:
         raise noted(_unknown(path), notes)
-    if axes is not None and found.layout == STREAM_LAYOUT:
-        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={axes!r}")
+    if read_as.axes is not None and found.layout == STREAM_LAYOUT:
+        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={read_as.axes!r}")
     if found.index is not None and split == AUTO_SPLIT:
         split = None
-    found = replace(found, shape=shape, access=access, verify=verify, choice=choice, split=split)
-    if digests is None:
+    found = replace(found, shape=shape, access=access, verify=verify, read_as=read_as, split=split)
+    if read_as.digests is None:
         return found
     if not found.takes_digests:
-        raise needs_no_digests(path, digests)
-    return found.with_digests(local_path(digests))
+        raise needs_no_digests(path, read_as.digests)
+    local_path(read_as.digests)
+    return found.with_digests()
 
 
-def _held(
-    path: Path, backend: str, choice: DatasetChoice, split: str | None, headerless: Headerless | None
-) -> Opening | None:
+def _held(path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
     """Ask each kind of holder for a path, in the order of the table; None: none of them holds it."""
-    if headerless is not None:
+    if read_as.lacks_header:
         name = headerless_name(path, backend)
-        return Opening(path, name, STREAM_LAYOUT, name, headerless=headerless)
+        return Opening(path, name, STREAM_LAYOUT, name)
     for holder in HOLDERS.values():
-        found = holder.find(path, backend, choice, split)
+        found = holder.find(path, backend, read_as, split)
         if found is not None:
             return found
     return None
@@ -331,7 +307,7 @@ def _of_installed(path: Path, backend: str, split: str | None, notes: list[str])
     name = installed_name_of(path, notes) if backend == "auto" else backend
     if name in HOLDERS or flat_format(name) is None:
         return None
-    return FlatHolder(name).find(path, backend, ANY_DATASET, split)
+    return FlatHolder(name).find(path, backend, AS_STORED, split)
 
 
 def _unknown(path: Path) -> FormatError:
@@ -345,15 +321,15 @@ class Holder(ABC):
     name: str
 
     @abstractmethod
-    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         """Return the opening of a path of this kind; None if it is of another kind.
 
         Parameters
         ----------
         backend
             The format that is asked for, or "auto".
-        choice
-            The dataset that is asked for.
+        read_as
+            How files are read that do not say it themselves.
         split
             The split that is asked for, for a holder whose look opens each file.
         """
@@ -376,7 +352,7 @@ class StoreHolder(Holder):
 
     name = "store"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         if find_index(path):
             index = ShardIndex.load(path)
         else:
@@ -459,7 +435,7 @@ class FlatHolder(Holder):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         is_asked_for = backend == self.name and path.is_dir()
         files = tuple(flat_files(self.name, path))
         if not is_asked_for and not files:
@@ -469,12 +445,12 @@ class FlatHolder(Holder):
         return Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
 
     def files(self, opening: Opening) -> list[Path]:
-        return list(opening.files) or flat_files(self.name, opening.path, opening.headerless)
+        return list(opening.files) or flat_files(self.name, opening.path, opening.read_as)
 
     def stream_index(self, opening: Opening) -> ShardIndex:
         """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
-        headerless = opening.headerless
-        flat = flat_format(self.name, headerless)
+        read_as = opening.read_as
+        flat = flat_format(self.name, read_as)
         files, splits = SplitFiles.at([opening.path], self.files(opening), opening.split)
         if flat is None or not files:
             row = row_named(self.name)
@@ -482,23 +458,21 @@ class FlatHolder(Holder):
             raise FormatError(f"{opening.path}: no {suffix}files of the format {self.name!r} in this folder")
         found = [flat.look(file) for file in files]
         digests: dict[str, FlatDigest] = {}
-        if opening.digests is not None:
-            digests = Digests.load(opening.digests).require_all(opening.path, self.name, found)
+        if read_as.digests is not None:
+            digests = Digests.load(read_as.digests).require_all(opening.path, self.name, found)
         dtypes = {each.dtype for each in found}
         _require_alike(found, mixes_dtypes=flat.mixes_dtypes)
         is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
         stored = stored_dtype("uint16" if is_small else "uint32")
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT, fields=found[0].fields)
-        source: dict[str, Any] = {FLAT_DTYPE: np.result_type(*dtypes).str}
-        if headerless is not None:
-            source[HEADERLESS] = headerless.names
+        source = {FLAT_DTYPE: np.result_type(*dtypes).str}
         folder = os.path.join(opening.path if opening.path.is_dir() else opening.path.parent, "")
         names = [os.fspath(each.path).removeprefix(folder) for each in found]
         if digests:
             made = digests
             digests = {name: made[name_below(opening.path, each.path)] for name, each in zip(names, found, strict=True)}
         table = flat_table(self.name, names, found, splits, digests)
-        return ShardIndex(meta, table, source=source, digests=digests)
+        return ShardIndex(meta, table, source=source, digests=digests, read_as=read_as)
 
 
 def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
@@ -526,7 +500,7 @@ class FileHolder(Holder):
 
     name = "file"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         if path.is_dir():
             return None
         found = backend_in(path)
@@ -536,9 +510,9 @@ class FileHolder(Holder):
             facts = f"{path}: asked for backend {backend!r}, found a {found!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=found)
         try:
-            column = FORMATS[found].column_of(path, choice)
+            column = FORMATS[found].column_of(path, read_as)
         except FormatError as error:
-            if error.remedy is Remedy.DATASET and not choice.is_made and (name := source_name_of(path)):
+            if error.remedy is Remedy.DATASET and not read_as.names_dataset and (name := source_name_of(path)):
                 error.add_note(f"its documents as a whole are no dataset: convert reads them, as the format {name!r}")
             raise
         layout = BATCHES_LAYOUT if column is None else column.meta.layout
@@ -548,7 +522,7 @@ class FileHolder(Holder):
         _require_no_split(opening)
         looked: dict[str, object] = {}
         if opening.column is not None:
-            looked = {"column": opening.column, "choice": opening.choice}
+            looked = {"column": opening.column, "read_as": opening.read_as}
         reader = FORMATS[opening.backend].open(opening.path, access=opening.access, verify=opening.verify, **looked)
         with on_failure(reader.close):
             if reader.foreign_dataset is not None:
@@ -604,7 +578,7 @@ class ForeignHolder(Holder):
 
     name = "foreign"
 
-    def find(self, path: Path, backend: str, choice: DatasetChoice, split: str | None) -> Opening | None:
+    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         if isinstance(path, RemotePath) or not path.is_dir() or not hdf5_files(path):
             return None
         from zb_hdf5.formats.foreign import warn_of_mask
@@ -616,9 +590,9 @@ class ForeignHolder(Holder):
         if backend not in ("auto", FOREIGN_BACKEND):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=FOREIGN_BACKEND)
-        warn_of_mask(choice)
+        warn_of_mask(read_as)
         files, splits = SplitFiles.at([path], files, split)
-        columns = ForeignFiles(choice).columns(files)
+        columns = ForeignFiles(read_as).columns(files)
         layout = columns[0].meta.layout
         return Opening(path, self.name, layout, FOREIGN_BACKEND, foreign=columns, splits=tuple(splits))
 
@@ -638,8 +612,7 @@ class ForeignHolder(Holder):
             Windows.of(size, meta.seq_len),
             access=opening.access,
             verify=opening.verify,
-            dataset=opening.foreign_dataset,
-            unwritten=opening.choice.unwritten,
+            read_as=replace(opening.read_as, dataset=opening.foreign_dataset),
             columns=opening.columns,
         )
 
@@ -651,13 +624,13 @@ class ForeignHolder(Holder):
         for column in columns:
             require_access(column, opening.access)
         first = columns[0]
-        choice = opening.choice._replace(name=first.name)
+        read_as = replace(opening.read_as, dataset=first.name)
         found = [FlatTokens(each.path, each.num_tokens, each.dtype, fields=each.meta.fields) for each in columns]
         digests: dict[str, FlatDigest] = {}
-        if opening.digests is not None:
-            made = Digests.load(opening.digests)
+        if read_as.digests is not None:
+            made = Digests.load(read_as.digests)
             digests = made.require_all(opening.path, FOREIGN_BACKEND, found)
-            made.require_dataset(choice)
+            made.require_dataset(read_as)
         names = [name_below(opening.path, each.path) for each in columns]
         meta = StoreMeta(
             1,
@@ -668,7 +641,7 @@ class ForeignHolder(Holder):
             unfit=tuple(sorted({each for column in columns for each in column.meta.unfit})),
         )
         table = flat_table(FOREIGN_BACKEND, names, found, list(opening.splits), digests)
-        return ShardIndex(meta, table, source={DATASET: choice.arguments}, digests=digests)
+        return ShardIndex(meta, table, digests=digests, read_as=read_as)
 
 
 #: The one table of holders, in the order in which a path is compared with them. A flat format of another trainer is one

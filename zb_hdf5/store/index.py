@@ -19,6 +19,7 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.registry import FORMATS, backends
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import (
     CRC32,
     DEFAULT_SPLIT,
@@ -71,6 +72,8 @@ class ShardIndex:
         The document tables, in each split in the order of their tokens.
     digests
         Path -> the digests of a file that holds none, where they were made. They are in no `shards.json`.
+    read_as
+        How the files are read, of an index that is made of files in no store; None: of a `shards.json`.
     """
 
     meta: StoreMeta
@@ -81,6 +84,7 @@ class ShardIndex:
     live_id: str = ""
     documents: tuple[DocumentPart, ...] = ()
     digests: Mapping[str, FlatDigest] = field(default_factory=dict, compare=False, repr=False)
+    read_as: ReadAs | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
@@ -17,39 +15,12 @@ from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.dataset_choice import DatasetArguments
 from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
 from zb_hdf5.notes import note
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
-
-
-class Choice(DatasetArguments):
-    """The arguments of `open_reader` for a split, and for files of other programs: of HDF5, without a header."""
-
-    source_dtype: str | None
-    skip_bytes: int
-    digests: Path | None
-    split: str | None
-
-
-NO_CHOICE: Final = Choice(
-    dataset=None,
-    axes=None,
-    channel=None,
-    field_channels=None,
-    unwritten=None,
-    source_dtype=None,
-    skip_bytes=0,
-    digests=None,
-    split=None,
-)
-
-
-def of_training(choice: Choice) -> Choice:
-    """Return a choice whose split is that of a loader which is not told one, unless one was chosen."""
-    return {**choice, "split": choice["split"] or AUTO_SPLIT}
 
 
 def split_of_training(opening: Opening, split: str | None) -> str | None:
@@ -63,20 +34,13 @@ def open_reader(
     backend: str = "auto",
     access: Access = "auto",
     verify: Verify = "auto",
-    dataset: str | None = None,
-    axes: str | None = None,
-    channel: int | None = None,
-    field_channels: Mapping[str, int] | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
+    read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
     batch_size: int | None = None,
     seq_len: int | None = None,
     overlap: int = 0,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
-    digests: str | os.PathLike[str] | None = None,
 ) -> BatchReader:
     """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
 
@@ -103,28 +67,9 @@ def open_reader(
         mapping, no records, windows or batches of another size). "batch": compare whatever is read, for which whole
         batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` names the reads that are compared.
-    dataset
-        Name of an integer dataset in an HDF5 file of another origin, or in each file of a folder of them: of three axes
-        it holds batches, of two records (in batches of `batch_size`, by default 1), of one a token stream. None: the
-        only integer dataset of such a file.
-    axes
-        "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
-        entries is refused where one of them looks like a mask or labels (see docs/formats.md).
-    channel
-        Entry of the second of three axes that has the ids, such as 0 of ids, mask and labels: each item is then one
-        record. None: that axis has no channels.
-    field_channels
-        Entries that have fields, such as `{"loss_mask": 1, "labels": 2}`; it needs `channel`.
-    unwritten
-        Rows of such a dataset that no program has written, of the tokens or of a field: "fill" takes the fill value of
-        the dataset, "drop" leaves out each row that was not written in whole. None: they are refused, but for the last
-        tokens of a stream, which ends before them, with a note.
-    source_dtype
-        Dtype of the ids in a file without a header, or in a folder of them, such as the `train.bin` of nanoGPT or the
-        `.npy` of OLMo: "uint16", "uint32", "int32" or another integer. It is never guessed: ids of another dtype are
-        other ids, and not always an error. Such a file may have any suffix. Refused for files that have a header.
-    skip_bytes
-        Bytes of each such file before its first id.
+    read_as
+        How files are read that do not say it themselves: HDF5 files of other programs, files without a header, and
+        digests that were made of either. See `ReadAs`.
     split
         Split whose shards alone are read: "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or
         "all": all. A folder of files in no store has those splits that the names in it tell, and "auto" reads the files
@@ -137,10 +82,6 @@ def open_reader(
         A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
         all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
         share it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
-    digests
-        The file that `write_digests` has made of files of another trainer or program, which hold none: `verify`
-        compares them with it, and whatever `verify` is, the size of each file and its first read. States fit with and
-        without it.
 
     Raises
     ------
@@ -162,16 +103,9 @@ def open_reader(
         backend=backend,
         access=access,
         verify=verify,
-        dataset=dataset,
-        axes=axes,
-        channel=channel,
-        field_channels=field_channels,
-        unwritten=unwritten,
-        source_dtype=source_dtype,
-        skip_bytes=skip_bytes,
+        read_as=read_as,
         split=split,
         shape=Shape(batch_size, seq_len, overlap),
-        digests=digests,
     )
     _refuse_shape_of_windows(opening)
     if cache is None and cache_bytes is None:
@@ -191,7 +125,7 @@ def open_reader(
 def _refuse_shape_of_windows(opening: Opening) -> None:
     """Raise `ArgumentError` if stored batches are asked for as windows. Named records have a shape that is compared."""
     batch_size, seq_len, overlap = opening.shape
-    is_whole = batch_size is not None and seq_len is not None and not opening.choice.is_made
+    is_whole = batch_size is not None and seq_len is not None and not opening.read_as.names_dataset
     if opening.layout == BATCHES_LAYOUT and (overlap > 0 or is_whole):
         raise ArgumentError(
             f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
@@ -219,11 +153,7 @@ def open_stream(
     split: str | None = AUTO_SPLIT,
     access: Access = "auto",
     verify: Verify = "auto",
-    dataset: str | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
-    digests: str | os.PathLike[str] | None = None,
+    read_as: ReadAs = AS_STORED,
 ) -> TokenStream:
     """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
 
@@ -240,11 +170,8 @@ def open_stream(
     verify
         "auto": compare nothing, because tokens are read as they are asked for, which is seldom a whole chunk. "batch":
         read whole chunks, and compare each with its crc32. "store": check every digest before returning. "none".
-    dataset
-        Name of an integer dataset of one axis in an HDF5 file of another program, or in each file of a folder of them;
-        None: the only integer dataset of such a file.
-    unwritten, source_dtype, skip_bytes, digests
-        As for `open_reader`.
+    read_as
+        As for `open_reader`; a dataset has one axis.
 
     Returns
     -------
@@ -271,30 +198,7 @@ def open_stream(
     ...     tokens = stream.document(7)
     ...     author = stream.documents.document(7).metadata["author"]
     """
-    return TokenStream(
-        path,
-        split=split,
-        access=access,
-        verify=verify,
-        dataset=dataset,
-        unwritten=unwritten,
-        source_dtype=source_dtype,
-        skip_bytes=skip_bytes,
-        digests=digests,
-    )
-
-
-def open_chosen_stream(path: str | os.PathLike[str], choice: Choice) -> TokenStream:
-    """Open a stream that `look` has found with this choice."""
-    return open_stream(
-        path,
-        dataset=choice["dataset"],
-        unwritten=choice["unwritten"],
-        source_dtype=choice["source_dtype"],
-        skip_bytes=choice["skip_bytes"],
-        digests=choice["digests"],
-        split=choice["split"],
-    )
+    return TokenStream(path, split=split, access=access, verify=verify, read_as=read_as)
 
 
 @kept_listings()
@@ -307,17 +211,10 @@ def open_for_loader(
     backend: str = "auto",
     access: Access = "auto",
     verify: Verify = "auto",
-    dataset: str | None = None,
-    axes: str | None = None,
-    channel: int | None = None,
-    field_channels: Mapping[str, int] | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
+    read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
-    digests: str | os.PathLike[str] | None = None,
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
 
@@ -329,16 +226,9 @@ def open_for_loader(
         backend=backend,
         access=access,
         verify=verify,
-        dataset=dataset,
-        axes=axes,
-        channel=channel,
-        field_channels=field_channels,
-        unwritten=unwritten,
-        source_dtype=source_dtype,
-        skip_bytes=skip_bytes,
+        read_as=read_as,
         split=split,
         shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
-        digests=digests,
     )
     opening = replace(opening, split=split_of_training(opening, split))
     if opening.left_out:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
@@ -31,9 +32,9 @@ class RecordReader(CutReader):
         The files that are read, as chunks of one stream.
     windows
         The records and batches, which do not overlap.
-    dataset
-        The name of the dataset.
-    access, verify, columns, unwritten
+    read_as
+        How the files are read, with the name of the dataset.
+    access, verify, columns
         As for `StoreReader`.
     """
 
@@ -43,15 +44,14 @@ class RecordReader(CutReader):
         index: ShardIndex,
         windows: Windows,
         *,
-        dataset: str | None,
+        read_as: ReadAs,
         access: str = "auto",
         verify: str = "auto",
         columns: Mapping[int, Column] | None = None,
-        unwritten: str | None = None,
     ) -> None:
-        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        how = ReadOptions(access=access, verify=verify, read_as=read_as)
         super().__init__(path, index, columns=columns, **how)
-        self.foreign_dataset = dataset
+        self.foreign_dataset = read_as.dataset
         self.layout = BATCHES_LAYOUT
         with on_failure(self.close):
             self.cut(windows)

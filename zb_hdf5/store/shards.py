@@ -33,9 +33,9 @@ from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import ids_named_in
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
     CRC32,
     INDEX_NAME,
@@ -51,7 +51,7 @@ from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.trainers.trainer_formats import flat_format
+from zb_hdf5.trainers.trainer_formats import format_without_digests
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
@@ -69,7 +69,7 @@ class Sharded(Tokens):
     ----------
     folder
         The folder that the paths of the index are relative to.
-    access, verify, dataset, unwritten
+    access, verify, read_as
         As for `open_reader`.
     columns
         Columns of files that are known already, by the numbers of the files.
@@ -83,18 +83,13 @@ class Sharded(Tokens):
         index: ShardIndex,
         access: str,
         verify: str,
-        dataset: str | None = None,
+        read_as: ReadAs = AS_STORED,
         columns: Mapping[int, Column] | None = None,
-        unwritten: str | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.asked = access
-        self.dataset = dataset
-        self.unwritten = unwritten
-        self._chosen: dict[str, Any] = {"dataset": dataset}
-        if unwritten is not None:  # of an HDF5 file of another program: no other format has the argument
-            self._chosen["unwritten"] = unwritten
+        self.read_as = read_as
         self._verify = verify
         self._columns = dict(columns or {})
         self.identities = dict[int, Identity]()
@@ -114,7 +109,7 @@ class Sharded(Tokens):
 
     def reopened(self, index: ShardIndex, columns: Mapping[int, Column]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
-        tokens = Sharded(self.folder, index, self.asked, self._verify, self.dataset, columns, self.unwritten)
+        tokens = Sharded(self.folder, index, self.asked, self._verify, self.read_as, columns)
         tokens.name = self.name
         return tokens
 
@@ -393,7 +388,7 @@ class Sharded(Tokens):
 
     def _open_by_file(self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
-        flat = flat_format(entry.backend, ids_named_in(self.index.source))
+        flat = format_without_digests(entry.backend, self.index.read_as)
         if flat is not None:
             digest = self.index.digests.get(entry.path)
             reader: BatchReader = flat.open(path, self.index.meta, self.asked, identity, digest)
@@ -404,7 +399,7 @@ class Sharded(Tokens):
                 self.asked,
                 identity=identity,
                 column=self._columns.get(number),
-                **self._chosen,
+                read_as=self.read_as,
             )
         with on_failure(reader.close):
             is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
@@ -450,8 +445,7 @@ class ReadOptions(TypedDict):
 
     access: str
     verify: str
-    dataset: str | None
-    unwritten: str | None
+    read_as: ReadAs
 
 
 class StoreReader(BatchReader):
@@ -463,7 +457,7 @@ class StoreReader(BatchReader):
         The folder of the store; of a stream also its `shards.json`, or its one file.
     index
         The shards that are read.
-    access, verify, dataset, unwritten
+    access, verify, read_as
         As for `open_reader`.
     columns
         Columns of files that are known already, by the numbers of the files.
@@ -480,17 +474,16 @@ class StoreReader(BatchReader):
         *,
         access: str = "auto",
         verify: str = "auto",
-        dataset: str | None = None,
+        read_as: ReadAs = AS_STORED,
         columns: Mapping[int, Column] | None = None,
-        unwritten: str | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
-        self._options = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
         self._reads = "none" if verify == "store" else verify
         compared = self._reads
         if verify == "auto" and not self._auto_compares:
             compared = "none"
-        tokens = self._kind(folder, index, access, compared, dataset, columns, unwritten)
+        tokens = self._kind(folder, index, access, compared, read_as, columns)
         tokens.name = str(path)
         super().__init__(path, index.meta, index.num_batches, tokens)
         self.index = index

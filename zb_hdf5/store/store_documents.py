@@ -18,12 +18,12 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens, ids_named_in
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, NOT_COUNTED, NOT_KNOWN, pieces_path
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.trainers.trainer_formats import flat_format
+from zb_hdf5.trainers.trainer_formats import format_without_digests
 
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import KnownOffsets
@@ -271,7 +271,7 @@ class StreamDocuments(RecordDocuments):
 
     def _flat(self, number: int) -> FlatFormat | None:
         """Return the flat format of a file; None: it is of another one."""
-        return flat_format(self._index.table.values["backend"][number], ids_named_in(self._index.source))
+        return format_without_digests(self._index.table.values["backend"][number], self._index.read_as)
 
     def _look(self, flat: FlatFormat, number: int) -> FlatTokens:
         """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""

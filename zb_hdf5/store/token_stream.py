@@ -8,8 +8,8 @@ from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import BatchIndexError, FormatError
 from zb_hdf5.field import Field
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.formats.flat import HeaderlessNames
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.shards import ReadOptions
@@ -40,15 +40,10 @@ class TokenStream(WindowReader):
         split: str | None = AUTO_SPLIT,
         access: str = "auto",
         verify: str = "auto",
-        dataset: str | None = None,
-        unwritten: str | None = None,
-        source_dtype: str | None = None,
-        skip_bytes: int = 0,
-        digests: str | os.PathLike[str] | None = None,
+        read_as: ReadAs = AS_STORED,
     ) -> None:
-        headerless = HeaderlessNames(source_dtype=source_dtype, skip_bytes=skip_bytes)
-        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
-        opening = look(path, split=split, digests=digests, **how, **headerless)
+        how = ReadOptions(access=access, verify=verify, read_as=read_as)
+        opening = look(path, split=split, **how)
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
@@ -60,8 +55,6 @@ class TokenStream(WindowReader):
             **how,
         )
         self._split = split
-        self._digests = opening.digests
-        self._headerless = headerless
 
     @property
     def boundary_token_id(self) -> int:
@@ -106,7 +99,7 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            opening = look(self.path, split=self._split, digests=self._digests, **self._headerless, **self._options)
+            opening = look(self.path, split=self._split, **self._options)
             index = opening.stream_index()
             if self.verify == "store":
                 opening.compare_digests()

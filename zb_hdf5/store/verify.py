@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,27 @@ from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.dataset_choice import ANY_DATASET, DatasetChoice
-from zb_hdf5.formats.flat import NO_NAMES, FlatFormat, FlatTokens, Headerless, NamedIds
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
+from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, needs_no_digests, not_in_place, undigested
+from zb_hdf5.store.digests import (
+    CHUNKS_OF_FLAT_FILES,
+    FOREIGN_BACKEND,
+    Count,
+    Digests,
+    needs_no_digests,
+    not_in_place,
+    undigested,
+)
 from zb_hdf5.store.headerless import flat_name
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.way_in import way_in
-from zb_hdf5.trainers.trainer_formats import flat_files, flat_format, named_by_prefix, not_recognised
+from zb_hdf5.trainers.trainer_formats import flat_files, format_without_digests, named_by_prefix, not_recognised
 
 
 @dataclass
@@ -199,17 +207,10 @@ def verify_store(
     path: str | os.PathLike[str],
     *,
     split: str | None = None,
-    dataset: str | None = None,
-    axes: str | None = None,
-    channel: int | None = None,
-    field_channels: Mapping[str, int] | None = None,
-    unwritten: str | None = None,
-    source_dtype: str | None = None,
-    skip_bytes: int = 0,
+    read_as: ReadAs = AS_STORED,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
-    digests: str | os.PathLike[str] | None = None,
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
@@ -219,18 +220,14 @@ def verify_store(
     ----------
     split
         Split of a store, or of a folder of files whose names tell them, that alone is checked; None: all of them.
-    dataset, axes, channel, field_channels, unwritten
-        As for `open_reader`, of an HDF5 file of another program.
-    source_dtype, skip_bytes
-        As for `open_reader`, of files without a header.
+    read_as
+        How files are read that do not say it themselves, and the digests that were made of them.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress
         Called with the number of tokens checked since the last call, from any of the threads.
     announce
         Called once with the number of tokens that there are to check, if there are any.
-    digests
-        The file that `write_digests` has made of files of another trainer: they are compared with it.
 
     Returns
     -------
@@ -249,18 +246,17 @@ def verify_store(
         If digests are given for files that hold their own.
     """
     path = named_by_prefix(any_path(path))
-    choice = DatasetChoice.of(dataset, axes, channel, field_channels, unwritten)
-    require_datasets(path, choice)
-    headerless = Headerless.of(source_dtype, skip_bytes)
-    if digests is not None:
-        return _verify_flat(path, Digests.load(digests), headerless, choice, split, workers, progress, announce)
-    if headerless is None and (stores := stores_by_format(path)):
+    require_read_as(read_as)
+    require_datasets(path, read_as)
+    if read_as.digests is not None:
+        return _verify_flat(path, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
+    if not read_as.lacks_header and (stores := stores_by_format(path)):
         return _verify_each(path, stores, split, workers, progress, announce)
-    is_store = find_index(path) and headerless is None
-    name = "" if is_store else flat_name(path, headerless)
-    files = [] if is_store else SplitFiles.at([path], _lone_files(path, name, headerless, choice), split).files
+    is_store = find_index(path) and not read_as.lacks_header
+    name = "" if is_store else flat_name(path, read_as)
+    files = [] if is_store else SplitFiles.at([path], _lone_files(path, name, read_as), split).files
     index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, choice, name, headerless)
+    check = _Check(index, progress, announce, read_as, name)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
@@ -276,25 +272,24 @@ def verify_store(
 def _verify_flat(
     path: Path,
     digests: Digests,
-    headerless: Headerless | None,
-    choice: DatasetChoice,
+    read_as: ReadAs,
     split: str | None,
     workers: int | None,
     progress: Count,
     announce: Count,
 ) -> list[ShardReport]:
     """Check files of another trainer, and that those which were digested are there."""
-    found = undigested(path, headerless, choice)
+    found = undigested(path, read_as)
     if found is None:
         raise not_in_place(path) or needs_no_digests(path, digests.path)
-    name, ids, files = found
+    name, read_as, files = found
     files = SplitFiles.at([path], files, split).files
     digests.require_format(name)
-    if isinstance(ids, DatasetChoice) and digests.choice is not None:
-        if ids.is_made:
-            digests.require_dataset(ids._replace(name=ids.name or digests.choice.name))
-        ids = digests.choice
-    check = _Check(None, progress, announce, flat=name, ids=ids, digests=digests, place=path)
+    if name == FOREIGN_BACKEND:
+        if read_as.names_dataset:
+            digests.require_dataset(replace(read_as, dataset=read_as.dataset or digests.read_as.dataset))
+        read_as = digests.read_as
+    check = _Check(None, progress, announce, read_as, name, digests=digests, place=path)
     names = [name_below(path, file) for file in files]
     announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -303,19 +298,17 @@ def _verify_flat(
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(path: Path, name: str, headerless: Headerless | None, choice: DatasetChoice) -> list[Path]:
+def _lone_files(path: Path, name: str, read_as: ReadAs) -> list[Path]:
     """Return the files at a path that are in no store; the path itself if it is another file; none of another folder.
 
     Parameters
     ----------
     name
         The flat format of the path; "": of another one.
-    headerless, choice
-        As for `undigested`.
     """
     if name:
-        return flat_files(name, path, headerless)
-    found = undigested(path, headerless, choice) if path.is_dir() else None
+        return flat_files(name, path, read_as)
+    found = undigested(path, read_as) if path.is_dir() else None
     if found is not None:
         return found.files
     if path.is_dir() or not backend_in(path):
@@ -353,16 +346,9 @@ def _verify_each(
     return reports
 
 
-def require_digests(
-    path: Path,
-    split: str | None = None,
-    choice: DatasetChoice = ANY_DATASET,
-    digests: Path | None = None,
-    headerless: Headerless | None = None,
-) -> None:
+def require_digests(path: Path, split: str | None = None, read_as: ReadAs = AS_STORED) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
-    names = NO_NAMES if headerless is None else headerless.names
-    for report in verify_store(path, split=split, digests=digests, **choice.arguments, **names):
+    for report in verify_store(path, split=split, read_as=read_as):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -428,12 +414,10 @@ class _Check:
         The index of the shards; None: the files are lone ones.
     progress, announce
         As for `verify_store`.
-    choice
-        The dataset of a file of another program.
+    read_as
+        How the files are read.
     flat
-        The name of the flat format of lone files; "": they are of another one.
-    ids
-        The ids of files of a flat format, as the user names them; None: the files tell.
+        The name of the format of lone files that hold no digests; "": they are of another one.
     digests
         Those of files that hold none, where they were made.
     place
@@ -443,9 +427,8 @@ class _Check:
     index: ShardIndex | None
     progress: Count
     announce: Count
-    choice: DatasetChoice = ANY_DATASET
+    read_as: ReadAs = AS_STORED
     flat: str = ""
-    ids: NamedIds | None = None
     digests: Digests | None = None
     place: Path | None = None
 
@@ -457,7 +440,7 @@ class _Check:
         """Check a file without an index."""
         report = ShardReport(str(path))
         counted = _Counted(self.progress)
-        with _recorded(report, is_lone=True, is_named=self.choice.name is not None):
+        with _recorded(report, is_lone=True, is_named=self.digests is None and self.read_as.dataset is not None):
             self._file(path, None, None, report, counted)
         counted.reach(self._announced(path, report))
         return report
@@ -473,7 +456,7 @@ class _Check:
         """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
         report = ShardReport(str(path))
         counted = _Counted(self.progress)
-        with _recorded(report, is_named=self.choice.name is not None):
+        with _recorded(report, is_named=self.read_as.dataset is not None):
             self._file(path, entry, table, report, counted)
         counted.reach(entry.token_count)
         return report
@@ -487,7 +470,7 @@ class _Check:
         counted: _Counted,
     ) -> None:
         """Fill the report of a file."""
-        flat = flat_format(self.flat, self.ids)
+        flat = format_without_digests(self.flat, self.read_as)
         if flat is not None and (self.digests is not None or self.flat not in FORMATS):
             report.backend = self.flat
             self._flat_file(flat, flat.look(path), report, counted)
@@ -497,7 +480,7 @@ class _Check:
         if not row.holds_batches:
             report.token_count, report.missing = row.look_at(path)
             return
-        with open_chunks(path, self.choice) as reader:
+        with open_chunks(path, self.read_as) as reader:
             if self.index is None:  # shards are announced all at once
                 self.announce(reader.token_count)
             _compare_columns(reader, report, counted)

@@ -13,6 +13,7 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NOT_KNOWN, StoreMeta
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
@@ -37,7 +38,7 @@ class WindowReader(CutReader):
         The files that are read.
     windows
         The records and batches.
-    access, verify, dataset, columns, unwritten
+    access, verify, read_as, columns
         As for `StoreReader`.
     """
 
@@ -49,11 +50,10 @@ class WindowReader(CutReader):
         *,
         access: str = "auto",
         verify: str = "auto",
-        dataset: str | None = None,
+        read_as: ReadAs = AS_STORED,
         columns: Mapping[int, Column] | None = None,
-        unwritten: str | None = None,
     ) -> None:
-        how = ReadOptions(access=access, verify=verify, dataset=dataset, unwritten=unwritten)
+        how = ReadOptions(access=access, verify=verify, read_as=read_as)
         super().__init__(path, index, columns=columns, **how)
         with on_failure(self.close):
             self.cut(windows)

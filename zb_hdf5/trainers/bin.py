@@ -47,19 +47,19 @@ class BinFiles(FlatFormat):
 
     def files(self, path: Path) -> list[Path]:
         found = super().files(path)
-        if self.headerless is None or found or not path.is_dir():
+        if not self.read_as.lacks_header or found or not path.is_dir():
             return found
         return self._ids_in(path, listed(path, RAW_NPY_SUFFIX).files)
 
     def recognises(self, path: Path) -> bool:
-        if self.headerless is not None:
+        if self.read_as.lacks_header:
             return True
         magic = int.from_bytes(head_of(path, MAGIC_BYTES)[0], "little")
         return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
 
     def look(self, path: Path) -> FlatTokens:
-        if self.headerless is not None:
-            return self.look_without_header(path, self.headerless)
+        if self.read_as.lacks_header:
+            return self.look_without_header(path)
         head, size = head_of(path, FACTS.size)
         magic = int.from_bytes(head[:MAGIC_BYTES], "little")
         if magic == EVALUATION_MAGIC:

@@ -14,7 +14,7 @@ from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_source import Choose, CompletedSource, DocumentGroup, Encoded, missing_members
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, Headerless
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
 from zb_hdf5.spec import StoreMeta, TokenArray
 from zb_hdf5.trainers.installed_formats import errors_of
 
@@ -31,7 +31,7 @@ class GuardedFlat(FlatFormat):
     """
 
     def __init__(self, flat: FlatFormat, package: str, name: str) -> None:
-        super().__init__(flat.suffixes, flat.headerless)
+        super().__init__(flat.suffixes, flat.read_as)
         self._flat = flat
         self._package = package
         self._name = name
@@ -63,9 +63,9 @@ class GuardedFlat(FlatFormat):
         with errors_of(self._package, self._name):
             return self._flat.field_files(ids)
 
-    def look_without_header(self, path: Path, headerless: Headerless) -> FlatTokens:
+    def look_without_header(self, path: Path) -> FlatTokens:
         with errors_of(self._package, self._name):
-            return self._flat.look_without_header(path, headerless)
+            return self._flat.look_without_header(path)
 
     def num_documents(self, found: FlatTokens) -> int:
         with errors_of(self._package, self._name):

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
-from zb_hdf5.formats.flat import Headerless
 from zb_hdf5.formats.id_source import Columns, IdFile, IdRows, IdSource, RowBlock, Wanted
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.corpus import IDS_COLUMNS, row_of_source
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
@@ -387,14 +387,14 @@ def open_mds(
         If the index or a shard is damaged.
     """
     wanted = Wanted(ids_column, field_columns, id_column, metadata_columns)
-    named = Headerless.of(source_dtype)
+    ids_dtype = None if source_dtype is None else ReadAs(source_dtype=source_dtype).ids_dtype
     shards: list[Shard] = []
     folders = [folder for path in paths for folder in folders_of(path)]
     for folder in folders:
         entries = read_index(folder).parts("shards", "shard")
         require_files_once(entries, "raw_data", "basename")
         for entry in entries:
-            shards.append(Shard(entry, wanted, named and named.dtype, shards[-1] if shards else None))
+            shards.append(Shard(entry, wanted, ids_dtype, shards[-1] if shards else None))
     return IdSource(
         shards,
         MDS,

@@ -47,12 +47,12 @@ class OlmoFiles(FlatFormat):
     documents_suffix: ClassVar = OLMO_DOCUMENTS_SUFFIX
 
     def recognises(self, path: Path) -> bool:
-        return self.headerless is not None
+        return self.read_as.lacks_header
 
     def look(self, path: Path) -> FlatTokens:
-        if self.headerless is None:
+        if not self.read_as.lacks_header:
             raise FormatError(f"{path}: expected the dtype of ids without a header, found none")
-        found = self.look_without_header(path, self.headerless)
+        found = self.look_without_header(path)
         mask = _mask_of(path)
         if mask is not None:
             require_mask(mask, found.num_tokens)

@@ -25,7 +25,6 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbE
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.dataset_choice import FILL, DatasetChoice
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
@@ -35,6 +34,7 @@ from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.hdf5.written_rows import never_written, written_rows
+from zb_hdf5.read_as import FILL, ReadAs
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.text.corpus import IDS_COLUMNS
 
@@ -354,8 +354,8 @@ class OffsetFile(_DocumentFile):
     def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
         unwritten = FILL if layout.fills else None
         try:
-            self._values = look_at(path, None, choice=DatasetChoice(layout.name, unwritten=unwritten))
-            self._offsets = look_at(path, None, choice=DatasetChoice(layout.offsets, unwritten=unwritten))
+            self._values = look_at(path, None, read_as=ReadAs(layout.name, unwritten=unwritten))
+            self._offsets = look_at(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten))
         except FormatError as error:
             if error.remedy is Remedy.UNWRITTEN:
                 error.remedy = Remedy.FILL

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.line_file import LINE_SUFFIXES
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.dataset_choice import DatasetChoice
-from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.formats.registry import FORMATS, HDF5Format, backend_in
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.trainers.installed_formats import Installed, errors_of, first_of, load_installed, noted
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.document_writer import DocumentWriter
-    from zb_hdf5.formats.flat import FlatFormat, Headerless, NamedIds
+    from zb_hdf5.formats.flat import FlatFormat
 
 
 class TrainerFormat(NamedTuple):
@@ -38,7 +38,7 @@ class TrainerFormat(NamedTuple):
         Its subclass of `FlatFormat`: it is read in place. Its documents are a source without more code.
     lacks_header
         Whether its files may have no header: `source_dtype` then names the dtype of their ids.
-    read_as
+    read_by
         Of a target whose files another row reads: the name of that one.
     recognises
         Of a format that is not flat, a function of a path that returns whether it is one, by its content. A path that
@@ -63,7 +63,7 @@ class TrainerFormat(NamedTuple):
     suffixes: tuple[str, ...]
     flat: str = ""
     lacks_header: bool = False
-    read_as: str = ""
+    read_by: str = ""
     recognises: str = ""
     source: str = ""
     options: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
     "llmc": TrainerFormat(
         ".bin files of llm.c, written with their header",
         (".bin",),
-        read_as="bin",
+        read_by="bin",
         writer="zb_hdf5.trainers.bin:LlmcWriter",
         holds_documents=False,
     ),
@@ -222,31 +222,44 @@ def document_targets() -> list[str]:
     return [name for name, row in known_formats().items() if row.writer]
 
 
-def flat_format(name: str, ids: NamedIds | None = None) -> FlatFormat | None:
+def flat_format(name: str, read_as: ReadAs = AS_STORED) -> FlatFormat | None:
     """Return a flat format by its name; None for a format that is not flat.
 
     Parameters
     ----------
-    ids
-        The ids of files without a header, or the dataset of HDF5 files of another program: these have no row.
+    read_as
+        How its files are read: the dtype of ids without a header.
     """
-    if isinstance(ids, DatasetChoice):
-        from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
-
-        return ForeignFiles(ids)
     row = row_named(name)
     if row is None or not row.flat:
         return None
     package = package_of(name)
     found: FlatFormat
     if not package:
-        found = _part_of(row.flat)(row.suffixes, ids)
+        found = _part_of(row.flat)(row.suffixes, read_as)
         return found
     from zb_hdf5.trainers.guards import GuardedFlat  # numpy, which the help of the commands does not need
 
     with errors_of(package, name):
-        found = resolve_name(row.flat)(row.suffixes, ids)
+        found = resolve_name(row.flat)(row.suffixes, read_as)
         return GuardedFlat(found, package, name)
+
+
+def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | None:
+    """Return the format of files that hold no digests: a flat one, or HDF5 of another program, which has no row.
+
+    Parameters
+    ----------
+    read_as
+        How the files are read; None: they are those of a store, which hold digests.
+    """
+    if read_as is None:
+        return None
+    if name != HDF5Format.name:
+        return flat_format(name, read_as)
+    from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
+
+    return ForeignFiles(read_as)
 
 
 @cache
@@ -303,7 +316,7 @@ def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
     return path.name.lower().endswith(suffixes)
 
 
-def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> list[Path]:
+def flat_files(name: str, path: Path, read_as: ReadAs = AS_STORED) -> list[Path]:
     """Return the files at a path that are a stream of a flat format, by their names and their content.
 
     Parameters
@@ -312,8 +325,8 @@ def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> l
         The format, which is flat.
     path
         A file, or a folder of files.
-    headerless
-        The ids of files without a header, which may have any suffix.
+    read_as
+        How they are read: files without a header may have any suffix.
     """
     from zb_hdf5.files.listing import kept_listings  # numpy, which the help of the commands does not need
 
@@ -321,8 +334,8 @@ def flat_files(name: str, path: Path, headerless: Headerless | None = None) -> l
     if row is None or isinstance(path, RemotePath):
         return []
     with kept_listings():
-        is_named = headerless is not None or _has_suffix(path, row.suffixes)
-        found = flat_format(name, headerless) if is_named else None
+        is_named = read_as.lacks_header or _has_suffix(path, row.suffixes)
+        found = flat_format(name, read_as) if is_named else None
         return [] if found is None else found.files(path)
 
 

@@ -1,0 +1,14 @@
+"""Arguments of readers and loaders, of which those of `ReadAs` are given by their names, as a conversion takes them."""
+
+from dataclasses import fields
+from typing import Any
+
+from zb_hdf5 import ReadAs
+
+NAMES = {each.name for each in fields(ReadAs)}
+
+
+def reading(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with those of `ReadAs` as the one value that readers and loaders take."""
+    named = {name: value for name, value in options.items() if name in NAMES}
+    return {**{name: value for name, value in options.items() if name not in NAMES}, "read_as": ReadAs(**named)}

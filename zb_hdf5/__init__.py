@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.token_loader import TokenLoader as TokenLoader
     from zb_hdf5.read_as import ReadAs as ReadAs
     from zb_hdf5.spec import StoreMeta as StoreMeta
+    from zb_hdf5.store.cache import Cache as Cache
     from zb_hdf5.store.digests import write_digests as write_digests
     from zb_hdf5.store.index import ShardIndex as ShardIndex
     from zb_hdf5.store.opening import open_reader as open_reader
@@ -100,6 +101,7 @@ _MODULES: Final = {
     "TokenLoader": "zb_hdf5.loaders.token_loader",
     "ReadAs": "zb_hdf5.read_as",
     "StoreMeta": "zb_hdf5.spec",
+    "Cache": "zb_hdf5.store.cache",
     "write_digests": "zb_hdf5.store.digests",
     "ShardIndex": "zb_hdf5.store.index",
     "open_reader": "zb_hdf5.store.opening",

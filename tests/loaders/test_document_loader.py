@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples import examples
-from zb_hdf5 import ArgumentError, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
+from zb_hdf5 import ArgumentError, Cache, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
 from zb_hdf5.store.rebuild import index_files
 
 BOUNDARY = 60_000
@@ -201,7 +201,7 @@ def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled
     ({"batch_size": 0}, "batch_size must be at least 1"), ({"too_long": "cut"}, "too_long must be one of"),
     ({"max_tokens": 99, "pad_to_multiple_of": 8}, "a multiple of 8"), ({"bucket_batches": 0}, "bucket_batches"),
     ({"prefetch": -1}, "prefetch"), ({"batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
-    ({"device": "mps"}, "must be a CUDA device or the CPU, found mps"), ({"cache_bytes": 7}, "needs a cache folder"),
+    ({"device": "mps"}, "must be a CUDA device or the CPU, found mps"), ({"cache": "s3://bucket/cache"}, "is a URL"),
     ({"dtype": torch.float32}, r"dtype must be torch\.int64 or torch\.int32"),
 ])  # fmt: skip
 def test_arguments_that_contradict_each_other_are_refused(options, message, stream, tmp_path):
@@ -387,7 +387,7 @@ def test_a_cache_serves_the_documents_of_later_epochs(stream, tmp_path):
     with loader_of(stream, "pack", **options) as plain:
         expected = [seen(batch) for batch in plain]
     for _ in range(2):
-        with loader_of(stream, "pack", cache=tmp_path / "cache", cache_bytes="1MiB", **options) as loader:
+        with loader_of(stream, "pack", cache=Cache(tmp_path / "cache", "1MiB"), **options) as loader:
             assert [seen(batch) for batch in loader] == expected
             assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
     assert [path.name for path in tmp_path.glob("cache/zb-cache-*")]

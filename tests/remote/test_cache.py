@@ -67,7 +67,7 @@ def counted(path, folder, max_bytes="64MiB", wait_s=0.0, **options):
     """Return a reader with a cache, and the tokens behind it."""
     reader = open_reader(path, **options)
     tokens = reader.tokens = Counted(reader.tokens, wait_s)
-    Cache.of(folder, max_bytes).attach(reader)
+    Cache(folder, max_bytes).attach(reader)
     return reader, tokens
 
 
@@ -539,7 +539,7 @@ def test_the_size_of_a_cache_holds_on_a_ram_disk(how, whole, mount_disk):
     limit = 44 * BATCHES[0].nbytes
     for _ in range(2):
         np.testing.assert_array_equal(
-            steps_of(whole, cache=disk / "cache", cache_bytes=limit, **how), steps_of(whole, **how)
+            steps_of(whole, cache=Cache(disk / "cache", limit), **how), steps_of(whole, **how)
         )
     assert limit / 2 < occupied_bytes(disk / "cache") <= limit
 
@@ -601,7 +601,7 @@ def test_what_changes_in_a_cache_after_a_first_look_is_not_given_where_each_read
 
 @pytest.mark.filterwarnings("error")
 def test_a_folder_that_is_removed_while_it_is_filled_is_one_warning(whole, folder):
-    with Loader(whole, cache=folder, cache_bytes="700KiB", shuffle="sequential", **ONE_RANK) as loader:
+    with Loader(whole, cache=Cache(folder, "700KiB"), shuffle="sequential", **ONE_RANK) as loader:
         steps = iter(loader)
         found = [next(steps).numpy()]
         shutil.rmtree(folder)
@@ -644,7 +644,7 @@ def test_processes_that_fill_one_folder_keep_its_size(origin, folder):
     limit = 30 * BATCHES[0].nbytes
 
     def read_all(number):
-        with open_reader(origin, cache=folder, cache_bytes=limit) as reader:
+        with open_reader(origin, cache=Cache(folder, limit)) as reader:
             order = np.random.default_rng(number).permutation(len(BATCHES)).tolist()
             return all(np.array_equal(reader.read_batch_torch(index), BATCHES[index]) for index in order)
 
@@ -658,7 +658,7 @@ def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(origin,
     with open_reader(other, cache=folder) as reader:
         list(reader)
     with (
-        open_reader(origin, cache=folder, cache_bytes=limit) as reader,
+        open_reader(origin, cache=Cache(folder, limit)) as reader,
         pytest.warns(UserWarning, match="full") as found,
     ):
         check_all(reader, times=2)
@@ -679,12 +679,12 @@ def test_a_full_cache_names_what_fills_it_once_and_is_freed_by_a_command(origin,
 # --- arguments -------------------------------------------------------------------------------------------------
 def test_sizes_are_numbers_or_texts(origin, tmp_path):
     folder = tmp_path / "cache"
-    assert Cache.of(folder, "2GiB").max_bytes == 2**31
-    assert Cache.of(str(folder), 12345).max_bytes == 12345
-    assert 0 < Cache.of(folder, None).max_bytes <= shutil.disk_usage(folder).total
-    for bad in (0, -1, "much", "0 GiB"):
-        is_refused(ArgumentError, lambda bad=bad: Cache.of(folder, bad))
-    is_refused(ArgumentError, lambda: open_reader(origin, cache_bytes="1GiB"), match="needs a cache folder")
+    assert Cache(folder, "2GiB").max_bytes == 2**31
+    assert Cache(str(folder), 12345) == Cache(folder, 12345) == pickle.loads(pickle.dumps(Cache(folder, 12345)))
+    for bad in (0, -1, "much", "0 GiB", 1.5):
+        is_refused(ArgumentError, lambda bad=bad: Cache(folder, bad))
+    assert not folder.exists()  # a value makes nothing
+    assert 0 < Cache(folder).budget() <= shutil.disk_usage(folder).total
     is_refused(ArgumentError, lambda: open_reader(origin, cache="s3://bucket/cache"), match="is a URL")
     (tmp_path / "file").touch()
     is_refused(ArgumentError, lambda: open_reader(origin, cache=tmp_path / "file"), match="expected a cache folder")

@@ -96,7 +96,7 @@ def zb_stage(
     if (last := max(part[-1] for part in ranks)) >= world_size:
         raise click.UsageError(f"--ranks: expected ranks below --world-size {world_size}, found {last}")
     require_package("torch", "torch")  # before the folder is made
-    cache = Cache.of(folder, cache_bytes)
+    cache = Cache(folder, cache_bytes)
     if state_path is not None:
         loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size, split=split)
     else:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable
     from zb_hdf5.formats.access import Access, Verify
     from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
+    from zb_hdf5.store.cache import Cache
 
 
 def pieces_of_documents(
@@ -173,8 +174,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         As for `Loader`.
     access, verify, read_as
         As for `open_stream`.
-    cache, cache_bytes
-        As for `open_reader`; the cache is for the tokens.
+    cache
+        As for `open_reader`; it is for the tokens.
 
     Attributes
     ----------
@@ -245,8 +246,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         access: Access = "auto",
         verify: Verify = "auto",
         read_as: ReadAs = AS_STORED,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | str | None = None,
+        cache: str | os.PathLike[str] | Cache | None = None,
     ) -> None:
         _require_words(collate, too_long, shuffle)
         _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
@@ -265,7 +265,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 verify=verify,
                 read_as=read_as,
                 cache=cache,
-                cache_bytes=cache_bytes,
             )
             undo = on_failure(reader.close)
         with undo:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
     from zb_hdf5.loaders.loader_options import DocumentValue, LoaderOptions, PairBatch, TokenBatch
+    from zb_hdf5.store.cache import Cache
 #: A path for `open_reader`, or a reader.
 StoreOrPath: TypeAlias = str | os.PathLike[str] | BatchReader
 
@@ -83,7 +84,7 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, read_as, cache, cache_bytes
+    backend, access, verify, read_as, cache
         As for `open_reader`; without effect on a reader.
     split
         The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
@@ -271,8 +272,7 @@ class Loader(EpochLoader[BatchT]):
         access: Access = "auto",
         verify: Verify = "auto",
         read_as: ReadAs = AS_STORED,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | str | None = None,
+        cache: str | os.PathLike[str] | Cache | None = None,
         split: str | None = AUTO_SPLIT,
         shuffle: str = "global",
         block_size: int = 256,
@@ -313,7 +313,6 @@ class Loader(EpochLoader[BatchT]):
                 read_as=read_as,
                 split=split,
                 cache=cache,
-                cache_bytes=cache_bytes,
             )
             undo = on_failure(source.close)
             if source.layout == STREAM_LAYOUT:

@@ -16,6 +16,8 @@ from zb_hdf5.text.tokenizers import Tokenizer
 if TYPE_CHECKING:
     import torch
 
+    from zb_hdf5.store.cache import Cache
+
 ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
 Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
 DocumentValue: TypeAlias = Literal["cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents"]
@@ -36,8 +38,7 @@ class SourceOptions(TypedDict, total=False):
     access: Access
     verify: Verify
     read_as: ReadAs
-    cache: str | os.PathLike[str] | None
-    cache_bytes: int | str | None
+    cache: str | os.PathLike[str] | Cache | None
     split: str | None
     shuffle: ShuffleWord
     block_size: int

@@ -269,24 +269,51 @@ FREE_PERCENT: Final = 90
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache folder. Several readers, processes and jobs may share one.
+    """A folder on a fast local disk that keeps batches when they are first read, and the size of all in it.
 
-    Processes do not wait for each other: each may exceed `max_bytes` by up to 64 MiB.
+    Several readers, processes and jobs may share one folder, also for different stores.
+
+    Parameters
+    ----------
+    folder
+        The folder; it is made when a reader is opened with it.
+    max_bytes
+        The most bytes that it may hold in all: `200 * 2**30` or "200GiB". None: what it holds already, and nine tenths
+        of the free space of its disk. Processes do not wait for each other: each may exceed it by up to 64 MiB.
+
+    Raises
+    ------
+    ArgumentError
+        If the folder is a URL, or the size is none.
+
+    Examples
+    --------
+    >>> loader = Loader("s3://bucket/train", cache=Cache("/scratch/cache", "200GiB"))  # doctest: +SKIP
     """
 
-    folder: Path
-    max_bytes: int
+    folder: str | os.PathLike[str]
+    max_bytes: int | str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", local_path(self.folder))
+        if isinstance(self.max_bytes, str):
+            object.__setattr__(self, "max_bytes", parse_size(self.max_bytes))
+        elif self.max_bytes is not None and (not isinstance(self.max_bytes, int) or self.max_bytes < 1):
+            raise ArgumentError(f"max_bytes must be a whole number of at least 1, found {self.max_bytes!r}")
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], max_bytes: int | str | None) -> Cache:
-        """Make the folder; `max_bytes` is a number, a text such as "200GiB", or None."""
-        root = local_path(folder)
-        size = parse_size(max_bytes) if isinstance(max_bytes, str) else max_bytes
-        if size is not None and size < 1:
-            raise ArgumentError(f"cache_bytes must be at least 1, found {size}")
+    def of(cls, cache: str | os.PathLike[str] | Cache) -> Cache:
+        """Return a cache; that of a folder has the default size."""
+        return cache if isinstance(cache, Cache) else cls(cache)
+
+    def budget(self) -> int:
+        """Make the folder, and return the most bytes that all stores in it may occupy."""
+        root = Path(self.folder)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            return cls(root, size or occupied_bytes(root) + shutil.disk_usage(root).free * FREE_PERCENT // 100)
+            if self.max_bytes is not None:
+                return int(self.max_bytes)
+            return occupied_bytes(root) + shutil.disk_usage(root).free * FREE_PERCENT // 100
         except OSError as error:
             raise _unusable(root, error) from error
 
@@ -299,31 +326,32 @@ class Cache:
             raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
         if reader.verify == "none":
             warnings.warn(f"{reader.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
-        self._attach(reader.token_fingerprint, reader)
+        self._attach(self.budget(), reader.token_fingerprint, reader)
 
-    def _attach(self, fingerprint: str, reader: BatchReader) -> None:
+    def _attach(self, max_bytes: int, fingerprint: str, reader: BatchReader) -> None:
         """Put the column of a reader in front of its tokens, in the folder of the store with this fingerprint."""
         tokens = reader.tokens
         source = reader.compared_tokens()
-        folder = self.folder / _folder_name(fingerprint, reader, compared=source is not None)
+        root = Path(self.folder)
+        folder = root / _folder_name(fingerprint, reader, compared=source is not None)
         if reader.verify == "none":
-            compared = self.folder / _folder_name(fingerprint, reader, compared=True)
+            compared = root / _folder_name(fingerprint, reader, compared=True)
             folder = compared if compared.exists() else folder
             if not folder.exists():
                 return
         name = f"{reader.meta.column.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
         try:
-            column = CachedColumn(folder, name, tokens, self.max_bytes)
+            column = CachedColumn(folder, name, tokens, max_bytes)
         except IncompleteError:  # of another process, at this moment
             self._leave_out("its files are being cut short")
             return
         except OSError as error:
             if error.errno not in FULL:
-                raise _unusable(self.folder, error) from error
+                raise _unusable(root, error) from error
             self._leave_out("its disk is full")
             return
         column.full = reader.verify == "none"
-        reader.in_front = partial(self._attach, fingerprint)
+        reader.in_front = partial(self._attach, max_bytes, fingerprint)
         kind = ComparedCache if reader.verified == "all reads" else Cached
         reader.tokens = kind(tokens, source or tokens, column)
 

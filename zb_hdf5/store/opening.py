@@ -6,6 +6,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
@@ -21,6 +22,9 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
 from zb_hdf5.store.token_stream import TokenStream
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.cache import Cache
 
 
 def split_of_training(opening: Opening, split: str | None) -> str | None:
@@ -39,8 +43,7 @@ def open_reader(
     batch_size: int | None = None,
     seq_len: int | None = None,
     overlap: int = 0,
-    cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int | str | None = None,
+    cache: str | os.PathLike[str] | Cache | None = None,
 ) -> BatchReader:
     """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
 
@@ -78,10 +81,10 @@ def open_reader(
         For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
         shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`. Of a dataset
         of records `batch_size` are joined to a batch. Stored batches have no other shape than their own.
-    cache, cache_bytes
-        A folder on a fast local disk, in which batches are kept when they are first read, and how much it may hold in
-        all (200 * 2**30 or "200GiB"; None: nine tenths of the free space). Several readers, processes and jobs may
-        share it. Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
+    cache
+        A folder on a fast local disk, in which batches are kept when they are first read; or `Cache(folder, "200GiB")`,
+        which bounds it: else it takes nine tenths of the free space. Several readers, processes and jobs may share it.
+        Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
 
     Raises
     ------
@@ -108,10 +111,7 @@ def open_reader(
         shape=Shape(batch_size, seq_len, overlap),
     )
     _refuse_shape_of_windows(opening)
-    if cache is None and cache_bytes is None:
-        reader = opening.open()
-    else:
-        reader = _open_cached(opening, cache, cache_bytes)
+    reader = _open_cached(opening, cache)
     with on_failure(reader.close):
         _require_shape(opening, reader)
         if reader.rest and not reader.num_batches:
@@ -213,8 +213,7 @@ def open_for_loader(
     verify: Verify = "auto",
     read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
-    cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int | str | None = None,
+    cache: str | os.PathLike[str] | Cache | None = None,
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
 
@@ -233,18 +232,16 @@ def open_for_loader(
     opening = replace(opening, split=split_of_training(opening, split))
     if opening.left_out:
         note(f"{path}: {left_out_in_words(opening.left_out)}")
-    if cache is None and cache_bytes is None:
-        return opening.open()
-    return _open_cached(opening, cache, cache_bytes)
+    return _open_cached(opening, cache)
 
 
-def _open_cached(opening: Opening, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None) -> BatchReader:
-    """Return the reader, with a cache in front of it."""
+def _open_cached(opening: Opening, cache: str | os.PathLike[str] | Cache | None) -> BatchReader:
+    """Return the reader, with a cache in front of it if there is one."""
     if cache is None:
-        raise ArgumentError(f"{opening.path}: cache_bytes={cache_bytes!r} needs a cache folder: pass cache")
-    from zb_hdf5.store.cache import Cache
+        return opening.open()
+    from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
 
-    folder = Cache.of(cache, cache_bytes)
+    folder = Cache.of(cache)
     reader = opening.open()
     with on_failure(reader.close):
         folder.attach(reader)

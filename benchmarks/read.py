@@ -201,7 +201,7 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
         TITLES[2]: ("window_row", ("h5py", "extents"), lambda name: "h5py"),
     }
     if "Codecs" in run.titles and "zstd:1" not in CODECS:
-        print("Codecs: the rows of zstd are left out; they need pip install '.[codecs]'", file=sys.stderr)
+        print("Codecs: the rows of zstd are left out; they need pip install 'zb_hdf5[codecs]'", file=sys.stderr)
     for title in run.titles:
         function, names, baseline_of = rows[title]
         ways = [m.Way(name, m.way_of(run.builds[0], function, run.folder, name), baseline_of(name)) for name in names]

@@ -288,10 +288,10 @@ def _open_mpi() -> Iterator[Engine | None]:
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it
         raise UnavailableError(
-            f"executor mpi needs mpi4py and an MPI library: {error}; pip install '.[mpi]', and load your "
+            f"executor mpi needs mpi4py and an MPI library: {error}; pip install 'zb_hdf5[mpi]', and load your "
             "site's MPI module",
             options=["executor"],
-        ) from error
+        ) from None
     world = MPI.COMM_WORLD
     require_one_world(world.Get_size())
     on_this_node = world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()

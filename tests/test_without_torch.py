@@ -19,7 +19,7 @@ from processes import PROGRAMS, environment, python
 
 from zb_hdf5.commands.zb import zb
 
-MESSAGE = "this needs the package torch: pip install '.[torch]'"
+MESSAGE = "this needs the package torch: pip install 'zb_hdf5[torch]'"
 #: Its classes are those of torch.
 NEED_TORCH = {"zb_hdf5.loaders.datasets", "zb_hdf5.commands.timing"}
 #: Every process that starts with this on its path finds no torch.

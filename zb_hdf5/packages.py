@@ -20,7 +20,7 @@ def require_package(name: str, extra: str) -> Any:
         return import_module(name)
     except Exception as error:  # a broken package raises anything
         package = name.partition(".")[0]
-        raise no_package(package, f"this needs the package {package}: pip install '.[{extra}]'", error) from error
+        raise no_package(package, f"this needs the package {package}: pip install 'zb_hdf5[{extra}]'", error) from None
 
 
 def no_package(package: str, message: str, error: Exception) -> UnavailableError:

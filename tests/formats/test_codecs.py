@@ -219,7 +219,7 @@ def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, m
     path = write_file(tmp_path / "x.h5", tokens, codec="zstd").path
     folder = write_store(tmp_path / "z", tokens, codec="zstd")
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    install = r"codec zstd:3 needs the package zstandard: pip install '.\[codecs\]'"
+    install = r"codec zstd:3 needs the package zstandard: pip install 'zb_hdf5\[codecs\]'"
     is_refused(errors.UnavailableError, lambda: write_file(tmp_path / "y.h5", tokens, codec="zstd"), match=install)
     for opened in (path, folder):
         with pytest.raises(errors.UnavailableError, match=install), open_reader(opened) as reader:
@@ -241,6 +241,6 @@ def test_hdf5_itself_needs_a_plugin_for_zstd(tokens, tmp_path, write_file):
             except UnavailableError as error:
                 print(error)
     """
-    for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install '.[codecs]'")):
+    for how, expected in (("with", str(tokens[0].sum())), ("without", "pip install 'zb_hdf5[codecs]'")):
         done = python(code, how)
         assert expected in done.stdout, done.stderr

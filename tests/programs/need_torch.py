@@ -44,4 +44,4 @@ for make in (
     try:
         make()
     except UnavailableError as error:
-        print(error)
+        print(error if error.__suppress_context__ else "a second traceback would stand above the line to type")

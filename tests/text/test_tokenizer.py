@@ -474,7 +474,7 @@ except UnavailableError as error:
     print(error)
 """
     done = python(code, check=True)
-    assert done.stdout == f"this needs the package {package}: pip install '.[text]'\n"
+    assert done.stdout == f"this needs the package {package}: pip install 'zb_hdf5[text]'\n"
 
 
 def test_training_errors(tmp_path):

@@ -43,8 +43,8 @@ def require_codec(codec: str, what: object) -> None:
         try:
             import zstandard  # noqa: F401
         except ImportError as error:
-            missing = f"{what}: codec {codec} needs the package zstandard: pip install '.[codecs]'"
-            raise no_package("zstandard", missing, error) from error
+            missing = f"{what}: codec {codec} needs the package zstandard: pip install 'zb_hdf5[codecs]'"
+            raise no_package("zstandard", missing, error) from None
 
 
 class Encoder:

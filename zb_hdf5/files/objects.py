@@ -96,8 +96,8 @@ def _load_library() -> Any:
             try:
                 from obstore import _obstore
             except ImportError as error:
-                missing = "reading URLs needs obstore: pip install '.[remote]'"
-                raise no_package("obstore", missing, error) from error
+                missing = "reading URLs needs obstore: pip install 'zb_hdf5[remote]'"
+                raise no_package("obstore", missing, error) from None
             _library = _load_again(_obstore.__file__) if _used_by_parent else _obstore
         return _library
 

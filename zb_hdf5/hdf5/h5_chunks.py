@@ -205,7 +205,7 @@ def unreadable(path: Path | str, what: str, stored: h5py.Dataset, error: Excepti
     if lacking := lacking_filters(stored):
         return UnavailableError(
             f"{path}: this HDF5 installation lacks a filter that the file needs: {lacking[0]}; "
-            "pip install '.[codecs]' has the common ones"
+            "pip install 'zb_hdf5[codecs]' has the common ones"
         )
     return FormatError(f"{path}: {what}: HDF5 cannot read it: {error}")
 

@@ -309,15 +309,20 @@ def lightning_fit(source, folder, seen, **options):
                 self.embedding(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
             )
 
+        def validation_step(self, batch, index):
+            validated.append(batch.clone())
+
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    validated = options.pop("validated", [])
+    validation = options.pop("validation", None)
     checkpoint = options.pop("ckpt_path", None)
     saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=options.get("max_steps", 0) or 12)
     quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "callbacks": [saving]}
     alone = [LightningEnvironment()]  # else it asks mpi4py, which opens what it never closes
     trainer = lightning.Trainer(default_root_dir=folder, plugins=alone, **quiet, **options)
-    trainer.fit(Model(), source, ckpt_path=checkpoint, weights_only=False)
+    trainer.fit(Model(), source, validation, ckpt_path=checkpoint, weights_only=False)
     return saving.best_model_path
 
 
@@ -335,6 +340,20 @@ def test_lightning_trains_on_another_order_in_every_epoch(source_of, loader, tmp
     loader.set_epoch(0)
     lightning_fit(source_of(loader), tmp_path, seen, max_epochs=3)
     assert_same(seen, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("source_of", [lambda loader: loader, with_the_sampler])
+def test_lightning_validates_each_record_once(source_of, loader, tmp_path):
+    seen, validated = [], []
+    with Loader(loader.reader.path, rank=0, world_size=1, batch_size=5, last="short", shuffle="sequential") as held_out:
+        whole = torch.cat(list(held_out))
+        options = {"validation": source_of(held_out), "num_sanity_val_steps": 0}
+        lightning_fit(loader, tmp_path, seen, validated=validated, max_epochs=2, **options)
+    assert len(whole) == held_out.num_records
+    assert len(seen) == 2 * len(loader)
+    assert torch.equal(torch.cat(validated), torch.cat([whole, whole]))
 
 
 @pytest.mark.slow

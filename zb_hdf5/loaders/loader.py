@@ -137,12 +137,13 @@ class Loader(EpochLoader[BatchT]):
     fields
         Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
     documents
-        True for `cu_seqlens`, or the names of arrays to add about the documents of the batch: `cu_seqlens` (int32:
-        where each segment of the whole batch begins and the last one ends, as flash-attention's variable-length
-        functions take it), `max_seqlen` (int), `seq_lens` (int32), `position_ids` (int32, (batch_size, seq_len), from 0
-        in each segment), `document_ids` (int32, the same shape: the number of the segment in the batch, -1 for padding)
-        and `documents` (int64: the store's number of the document of each segment, -1 for padding). A segment is a part
-        of one document in one row, or padding: all follow from the stored pieces, and nothing from token ids.
+        True for `cu_seqlens` and `max_seqlen`, or the names of arrays to add about the documents of the batch:
+        `cu_seqlens` (int32: where each segment of the whole batch begins and the last one ends, as flash-attention's
+        variable-length functions take it), `max_seqlen` (int: the tokens of the longest segment), `seq_lens` (int32),
+        `position_ids` (int32, (batch_size, seq_len), from 0 in each segment), `document_ids` (int32, the same shape:
+        the number of the segment in the batch, -1 for padding) and `documents` (int64: the store's number of the
+        document of each segment, -1 for padding). A segment is a part of one document in one row, or padding: all
+        follow from the stored pieces, and nothing from token ids.
     cu_seqlens_capacity
         Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
     spans
@@ -418,6 +419,11 @@ class Loader(EpochLoader[BatchT]):
     def sampler(self) -> Self:
         """This loader: Lightning calls `set_epoch` of the object under this name."""
         return self
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: Lightning asks whatever has a `sampler` for this too, of a loader for validation."""
+        return None
 
     def __getitem__(self, index: object) -> NoReturn:
         # not a ZbError but the error that Python raises for an object without items, with a remedy

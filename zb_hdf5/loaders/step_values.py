@@ -54,7 +54,7 @@ def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
     """Return the names of the arrays of documents that are asked for."""
     names = (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
     if isinstance(documents, bool):
-        return ("cu_seqlens",) if documents else ()
+        return ("cu_seqlens", "max_seqlen") if documents else ()
     if isinstance(documents, str) or not isinstance(documents, Collection):
         raise ArgumentError(f"documents must be True or names of {', '.join(names)}, found {documents!r}")
     for name in documents:

@@ -1,5 +1,6 @@
 """Each object that a user holds says what it is."""
 
+import numpy as np
 import pytest
 
 import zb_hdf5
@@ -59,6 +60,34 @@ def test_readers_and_writers(store, tmp_path, tokens):
             repr(writer)
             == f"LiveStoreWriter('{tmp_path / 'live'}', dtype=uint32, token_count=0, shard_batches=2, open)"
         )
+
+
+def test_parts_of_loaders_and_streams_are_one_line_without_a_place_in_memory(store, stream):
+    with zb_hdf5.Loader(store, rank=0, world_size=2) as loader:
+        dataset = f"BatchDataset('{store}', 3 batches of 3 records, epoch=0, rank=0, world_size=2)"
+        assert repr(loader.dataset()) == dataset
+        assert repr(loader.dataset().sampler) == f"StepSampler({dataset}, next step 0)"
+        assert repr(loader.records()) == f"RecordDataset('{store}', 21 records of 10 tokens)"
+        objects = [loader.plan, loader.stats(), loader.reader.digests]
+    with zb_hdf5.Loader(stream, batch_size=2, seq_len=9, documents=True, rank=0, world_size=1) as loader:
+        assert repr(loader.records()).endswith(" records of 9 tokens, documents=True)")
+        objects += [loader.reader.record_documents, loader.reader.index]
+    with zb_hdf5.open_stream(stream) as found:
+        assert repr(found) == f"TokenStream('{stream}', 435 tokens of uint16 in 1 file, access='auto')"
+        assert repr(found.documents) == f"DocumentTable('{stream.parent}', 29 documents)"
+    assert not [text for text in map(repr, objects) if "\n" in text or " at 0x" in text or len(text) > 250]
+
+
+def test_a_conversion_and_an_index(tmp_path):
+    np.save(tmp_path / "t.npy", [[7] * 8] * 9)
+    how = {"batch_size": 2, "seq_len": 8, "shards": 2, "workers": 1}
+    report = zb_hdf5.convert(tmp_path / "t.npy", "hdf5", tmp_path / "out", **how)
+    assert (
+        repr(report)
+        == f"Report('{tmp_path / 'out'}', 2 shards: 4 of 2 x 8 uint32, 72 in = 64 stored + 8 remainder dropped)"
+    )
+    index = zb_hdf5.ShardIndex.load(tmp_path / "out")
+    assert repr(index) == "ShardIndex(4 batches of 2 x 8 uint32 in 2 shards, complete=True)"
 
 
 def test_tokenizers():

@@ -29,7 +29,7 @@ from zb_hdf5.documents.metadata import (
     value_decoder,
 )
 from zb_hdf5.documents.pieces import ranges
-from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError
+from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError, counted
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
 from zb_hdf5.files.publishing import PartialFile
@@ -443,6 +443,9 @@ class DocumentTable:
     def __len__(self) -> int:
         """Return the number of documents."""
         return self.parts[-1].first_document + self.parts[-1].document_count if self.parts else 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._folder)!r}, {counted(len(self), 'document')})"
 
     @property
     def token_count(self) -> int:

@@ -29,8 +29,12 @@ class RecordDocuments(ABC):
 
     def __init__(self, path: Path, access: str) -> None:
         self._access = access
+        self._of = str(path)
         self._files: OpenFiles[Any] = OpenFiles(access, far=isinstance(path, RemotePath))
         self._table: DocumentTable | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._of!r})"
 
     @property
     @abstractmethod

@@ -46,6 +46,9 @@ class BatchDigests:
     def __init__(self, batches: Digested) -> None:
         self._batches = batches
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._batches!r})"
+
     def crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch as stored, or None where none are."""
         rows = self._batches.crc32_rows()

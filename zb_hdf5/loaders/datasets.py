@@ -193,6 +193,11 @@ class BatchDataset(Dataset[BatchT]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_requests": None}
 
+    def __repr__(self) -> str:
+        plan = self._loader.plan
+        where = f"epoch={self.epoch}, rank={plan.rank}, world_size={plan.world_size}"
+        return f"{type(self).__name__}({str(self.path)!r}, {len(self)} batches of {plan.batch_size} records, {where})"
+
 
 class StepSampler(DistributedSampler[Any]):
     """The steps of a `BatchDataset`, in order.
@@ -235,6 +240,9 @@ class StepSampler(DistributedSampler[Any]):
         self.dataset.load_state_dict(state)
         self._next = step if state["epoch"] == self.dataset.epoch else 0
         self._resumed = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r}, next step {self._next})"
 
 
 class RecordDataset(Dataset[dict[str, torch.Tensor]]):
@@ -287,3 +295,8 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
                 values["position_ids"] = position_ids(pieces).astype(np.int64)
         rows = {name: torch.from_numpy(array) for name, array in values.items()}
         return [{name: array[number] for name, array in rows.items()} for number in range(len(records))]
+
+    def __repr__(self) -> str:
+        path = str(self._reader.path)
+        documents = ", documents=True" if self._documents else ""
+        return f"{type(self).__name__}({path!r}, {len(self)} records of {self._reader.seq_len} tokens{documents})"

@@ -87,6 +87,9 @@ class Order(ABC):
     n: int
     version: int = FIRST_VERSION
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, version={self.version})"
+
     @abstractmethod
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         """Return the index at each of `positions` (integers in `0..n-1`, any shape)."""

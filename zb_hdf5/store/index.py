@@ -12,7 +12,7 @@ from typing import Any, Final, Self, cast
 import numpy as np
 
 from zb_hdf5.documents.document_table import DocumentPart
-from zb_hdf5.errors import ArgumentError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
@@ -85,6 +85,14 @@ class ShardIndex:
     documents: tuple[DocumentPart, ...] = ()
     digests: Mapping[str, FlatDigest] = field(default_factory=dict, compare=False, repr=False)
     read_as: ReadAs | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        meta = self.meta
+        content = f"{self.num_batches} batches of {meta.batch_size} x {meta.seq_len}"
+        if meta.layout == STREAM_LAYOUT:
+            content = f"{self.token_count} tokens"
+        shards = counted(len(self.shards), "shard")
+        return f"{type(self).__name__}({content} {meta.dtype.name} in {shards}, complete={self.complete})"
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, ShardTable):

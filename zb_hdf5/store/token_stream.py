@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import BatchIndexError, FormatError
+from zb_hdf5.errors import BatchIndexError, FormatError, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.formats.windows import Windows
@@ -82,6 +82,11 @@ class TokenStream(WindowReader):
             raise BatchIndexError(f"{self.path}: no document {number:,}: it has {self.document_count:,}")
         start, stop = self.doc_offsets[number : number + 2].tolist()
         return self.get_slice(start, stop)
+
+    def __repr__(self) -> str:
+        files = counted(len(self.paths), "file")
+        facts = f"{self.num_tokens} tokens of {self.dtype.name} in {files}, access={self.access!r}"
+        return f"{type(self).__name__}({str(self.path)!r}, {facts})"
 
     def refresh(self) -> int:
         """See the tokens that were committed since the stream was opened.

@@ -17,6 +17,7 @@ from zb_hdf5 import ConvertError, ShardIndex
 from zb_hdf5.converters.batch_source import BatchSource, read_groups
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.engines import Engine, Workers
+from zb_hdf5.converters.estimate import seconds_of_batches
 from zb_hdf5.converters.journal import (
     NOTHING_KEPT,
     Finished,
@@ -33,6 +34,8 @@ from zb_hdf5.converters.shard_plan import (
     ShardTask,
     cut_into_shards,
     free_room,
+    kept_of,
+    lack_of_room,
     require_one_split,
     require_room,
     write_shard,
@@ -131,7 +134,11 @@ def dry_run(plan: ShardPlan, settings: Settings, workers: Workers) -> DryRun:
     shuffle = choose_shuffle(source, how.shuffle_method, plan.cuts, how.memory, num_readers)
     sizes = [plan.shard_bytes(shard) for shard in range(len(plan.cuts))]
     num_tokens = source.num_batches * meta.batch_tokens
-    free = free_room(target.path.absolute().parent)
+    folder = target.path.absolute().parent
+    free = free_room(folder)
+    inodes = 1 if target.is_one_file else plan.num_inodes()
+    num_workers = min(workers.engine.workers, len(plan.cuts))
+    temp_bytes = shuffle.temp_bytes
     return DryRun(
         path=str(target.destination),
         num_batches=source.num_batches,
@@ -142,12 +149,14 @@ def dry_run(plan: ShardPlan, settings: Settings, workers: Workers) -> DryRun:
         largest_shard_bytes=max(sizes),
         total_bytes=sum(sizes),
         uint16_would_save_bytes=num_tokens * UINT16_SAVES if source.lacks_vocab_size else 0,
-        inodes=1 if target.is_one_file else plan.num_inodes(),
-        workers=min(workers.engine.workers, len(plan.cuts)),
+        inodes=inodes,
+        workers=num_workers,
         memory_bytes=settings.of(BoundOptions).memory or how.memory,
         shuffle=str(shuffle),
-        temp_bytes=shuffle.temp_bytes,
+        temp_bytes=temp_bytes,
         free=free,
+        lack=lack_of_room(folder, free, sum(sizes) + temp_bytes - kept_of(settings), inodes),
+        seconds=seconds_of_batches(source, meta.codec, folder, workers=num_workers, temp_bytes=temp_bytes),
     )
 
 

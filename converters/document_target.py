@@ -27,7 +27,7 @@ from zb_hdf5.converters.journal import (
 from zb_hdf5.converters.options import LossOptions, Settings
 from zb_hdf5.converters.reports import FilesDryRun, Report
 from zb_hdf5.converters.routes import require_documents
-from zb_hdf5.converters.shard_plan import free_room, require_room
+from zb_hdf5.converters.shard_plan import free_room, kept_of, lack_of_room, require_room
 from zb_hdf5.converters.stream_target import (
     FACTS_KEPT,
     WRITTEN_META,
@@ -168,18 +168,25 @@ def dry_run_of_files(plan: TokensPlan, settings: Settings, workers: Workers) -> 
     lost = _require_place(source, settings)
     tasks = _tasks(plan, settings, workers)
     itemsize = tasks[0].meta.dtype.itemsize
-    found = estimate_of(source, workers.num_threads)
+    folder = target.path.absolute().parent
+    num_workers = min(workers.engine.workers, len(tasks))
+    found = estimate_of(source, workers.num_threads, folder, workers=num_workers)
+    num_bytes = found.num_tokens * itemsize
+    inodes = sum(len(task.paths) for task in tasks) + (not target.is_one_file)
+    free = free_room(folder)
     return FilesDryRun(
         path=str(target.path),
         num_tokens=found.num_tokens,
         dtype=tasks[0].writer.dtype_of(tasks[0].written).name,
         num_shards=len(tasks),
         largest_shard_bytes=round(found.num_tokens * plan.largest_share) * itemsize,
-        total_bytes=found.num_tokens * itemsize,
-        inodes=sum(len(task.paths) for task in tasks) + (not target.is_one_file),
+        total_bytes=num_bytes,
+        inodes=inodes,
         left_behind=lost,
-        workers=min(workers.engine.workers, len(tasks)),
-        free=free_room(target.path.absolute().parent),
+        workers=num_workers,
+        free=free,
+        lack=lack_of_room(folder, free, num_bytes - kept_of(settings), inodes),
+        seconds=found.seconds,
         is_estimate=not found.is_exact,
     )
 

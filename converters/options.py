@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
 DEFAULT_SHARD_BYTES: Final = 1 << 30
+#: By default a store has no more shards than this, whatever its size: a file is an inode, and quotas count them.
+MOST_SHARDS: Final = 500
 #: Tokens of a row of documents, unless another number is given.
 DEFAULT_ROW_TOKENS: Final = 512
 
@@ -308,7 +310,7 @@ class RowOptions:
 class TargetOptions:
     """The files that a conversion writes."""
 
-    shards: int | None = in_words("those of the source, or 1 GiB each")
+    shards: int | None = in_words("those of the source; else 1 GiB each, and 500 at most")
     shard_size: int = off(DEFAULT_SHARD_BYTES)
     note: str = off("")
     codec: str = in_words("none", "none")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
-from zb_hdf5.console import counted, format_bytes, format_count
+from zb_hdf5.console import counted, format_bytes, format_count, format_seconds
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
@@ -72,6 +72,11 @@ class Report:
     lacks_vocab_size: bool = False
     dtype: str = ""
     left_out: tuple[Path, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: `to_json()` has all figures, and `lines()` has them for people."""
+        facts = ", ".join(text for name, text in self.lines() if name in ("batches", "tokens"))
+        return f"{type(self).__name__}({str(self.destination)!r}, {counted(len(self.shards), 'shard')}: {facts})"
 
     @property
     def num_batches(self) -> int:
@@ -283,6 +288,9 @@ class Done(Report):
             kept=Kept(len(shards), sum(shard.token_count for shard in shards)),
         )
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.destination)!r}, nothing to do)"
+
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
         return {"path": str(self.destination), "done": True}
@@ -316,6 +324,10 @@ class DryRun:
         The disk that takes meanwhile.
     free
         The bytes and inodes that are free; None where the file system does not count inodes.
+    lack
+        The message of a disk that is too small; "": it has room.
+    seconds
+        The time of the conversion, about.
     """
 
     path: str
@@ -333,10 +345,12 @@ class DryRun:
     shuffle: str
     temp_bytes: int
     free: dict[str, int | None]
+    lack: str
+    seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return asdict(self)
+        return {**asdict(self), "fits": not self.lack}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
@@ -352,8 +366,10 @@ class DryRun:
             ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
             ("temporary", format_bytes(self.temp_bytes)),
             ("shuffle", self.shuffle),
-            ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
+            ("files", f"{counted(self.inodes, 'inode')} of {free_inodes} that are free"),
             ("workers", f"{self.workers}, at most {format_bytes(self.memory_bytes)} of memory together"),
+            ("time", _time(self.seconds)),
+            *([("does not fit", self.lack)] if self.lack else []),
         ]
 
 
@@ -377,6 +393,10 @@ class FilesDryRun:
         The bytes and inodes that are free; None where the file system does not count inodes.
     is_estimate
         Whether the number of tokens follows from a sample of the documents.
+    lack
+        The message of a disk that is too small; "": it has room.
+    seconds
+        The time of the conversion, about.
     rows
         The shape of the rows that documents become; "": they are kept.
     temp_bytes
@@ -393,13 +413,15 @@ class FilesDryRun:
     left_behind: str
     workers: int
     free: dict[str, int | None]
+    lack: str
+    seconds: float
     is_estimate: bool = False
     rows: str = ""
     temp_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return asdict(self)
+        return {**asdict(self), "fits": not self.lack}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
@@ -413,6 +435,13 @@ class FilesDryRun:
             ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
             *([("temporary", format_bytes(self.temp_bytes))] if self.temp_bytes else []),
             *([("note", self.left_behind)] if self.left_behind else []),
-            ("inodes", f"{self.inodes:,} of {free_inodes} that are free"),
+            ("files", f"{counted(self.inodes, 'inode')} of {free_inodes} that are free"),
             ("workers", f"{self.workers}"),
+            ("time", _time(self.seconds)),
+            *([("does not fit", self.lack)] if self.lack else []),
         ]
+
+
+def _time(seconds: float) -> str:
+    """Return the time of a conversion in words; what was sampled is a second of it."""
+    return f"about {format_seconds(seconds)}, by a sample" if seconds >= 1 else "less than a second"

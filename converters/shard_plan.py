@@ -25,7 +25,7 @@ from zb_hdf5.converters.journal import (
     meta_to_json,
     require_unchanged,
 )
-from zb_hdf5.converters.options import Target
+from zb_hdf5.converters.options import MOST_SHARDS, Settings, Target
 from zb_hdf5.documents.document_table import write_joined
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_writer import PiecesWriter
@@ -333,9 +333,10 @@ def cut_into_shards(source: BatchSource, target: Target) -> list[tuple[int, int]
 
 
 def number_of_shards(num_batches: int, meta: StoreMeta, target: Target) -> int:
-    """Return the number of shards that was asked for, or that their size gives."""
+    """Return the number of shards that was asked for, or that their size gives: by default at most `MOST_SHARDS`."""
     per_shard = max(1, target.shard_size // meta.batch_bytes)
-    count = target.shards or -(-num_batches // per_shard)
+    by_size = -(-num_batches // per_shard)
+    count = target.shards or (by_size if target.is_cut else min(by_size, MOST_SHARDS))
     if count > num_batches:
         raise ConvertError(f"{num_batches:,} batches cannot fill {count:,} shards", remedy=Remedy.FILL_THE_SHARDS)
     return count
@@ -362,14 +363,28 @@ def require_one_split(source: BatchSource, cure: str, options: Sequence[str] = (
 
 def require_room(folder: Path, needed_bytes: int, num_inodes: int) -> None:
     """Raise `ConvertError` unless the file system of `folder` has space for the bytes that will be written."""
-    free = free_room(folder)
+    if lack := lack_of_room(folder, free_room(folder), needed_bytes, num_inodes):
+        raise ConvertError(lack)
+
+
+def lack_of_room(folder: Path, free: dict[str, Any], needed_bytes: int, num_inodes: int) -> str:
+    """Return the message for a file system that is too small for the files of a conversion; "": it has room."""
     if needed_bytes > free["bytes"]:
-        raise ConvertError(
+        return (
             f"{folder}: needs {format_bytes(needed_bytes)}, only {format_bytes(free['bytes'])} are free; free some, or "
             "choose another output"
         )
     if free["inodes"] is not None and num_inodes > free["inodes"]:
-        raise ConvertError(f"{folder}: needs {num_inodes:,} inodes, only {free['inodes']:,} are free; use fewer shards")
+        return f"{folder}: needs {num_inodes:,} inodes, only {free['inodes']:,} are free; use fewer shards"
+    return ""
+
+
+def kept_of(settings: Settings) -> int:
+    """Return the bytes on the disk that an interrupted conversion has written, which `resume` keeps."""
+    partial = partial_path(settings.target.path)
+    if not settings.work.resume or not partial.is_dir():
+        return 0
+    return sum(file.stat().st_blocks * 512 for file in partial.iterdir())
 
 
 def free_room(folder: Path) -> dict[str, Any]:

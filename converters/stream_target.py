@@ -49,7 +49,7 @@ from zb_hdf5.converters.options import (
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.reports import Done, FilesDryRun, Report
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, require_documents, route
-from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS, free_room, number_of_shards
+from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS, free_room, kept_of, lack_of_room, number_of_shards
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows
 from zb_hdf5.errors import ZbError
@@ -501,7 +501,9 @@ def dry_run_of_documents(plan: TokensPlan, settings: Settings, workers: Workers)
     target = settings.target
     if not (settings.work.force or settings.work.resume):
         refuse_existing(target.path)
-    found = estimate_of(source, workers.num_threads)
+    folder = target.path.absolute().parent
+    num_workers = min(workers.engine.workers, len(plan.routes))
+    found = estimate_of(source, workers.num_threads, folder, workers=num_workers, is_staged=not target.is_stream)
     num_bytes = found.num_tokens * source.dtype.itemsize
     num_shards = len(plan.routes)
     largest = round(num_bytes * plan.largest_share)
@@ -513,6 +515,9 @@ def dry_run_of_documents(plan: TokensPlan, settings: Settings, workers: Workers)
         num_shards = number_of_shards(max(1, num_bytes // meta.batch_bytes), meta, target)
         largest = -(-num_bytes // num_shards)
         rows = f"of {meta.seq_len:,} tokens in batches of {meta.batch_size:,}, by {options.packing} packing"
+    free = free_room(folder)
+    inodes = 1 if target.is_one_file and not target.is_stream else FILES_OF_SHARD * num_shards + FILES_OF_STORE
+    temp_bytes = 0 if target.is_stream else num_bytes
     return FilesDryRun(
         path=str(target.destination),
         num_tokens=found.num_tokens,
@@ -520,13 +525,15 @@ def dry_run_of_documents(plan: TokensPlan, settings: Settings, workers: Workers)
         num_shards=num_shards,
         largest_shard_bytes=largest,
         total_bytes=num_bytes,
-        inodes=1 if target.is_one_file and not target.is_stream else FILES_OF_SHARD * num_shards + FILES_OF_STORE,
+        inodes=inodes,
         left_behind="",
-        workers=min(workers.engine.workers, len(plan.routes)),
-        free=free_room(target.path.absolute().parent),
+        workers=num_workers,
+        free=free,
+        lack=lack_of_room(folder, free, num_bytes + temp_bytes - kept_of(settings), inodes),
+        seconds=found.seconds,
         is_estimate=not found.is_exact,
         rows=rows,
-        temp_bytes=0 if target.is_stream else num_bytes,
+        temp_bytes=temp_bytes,
     )
 
 

@@ -1,15 +1,27 @@
-"""Pages of the documentation, whose blocks run one after the other, as a reader would type them."""
+"""Pages of the documentation, whose blocks run one after the other, as a reader would type them.
 
+The comments beside code and the prose are claims too: those that name a key, an attribute, a shape, a value or a file
+are compared with what the code gives.
+"""
+
+import ast
 import re
 import shlex
+from contextlib import suppress
+from pathlib import Path
 
 from click.testing import CliRunner
 
 from zb_hdf5.commands.zb import zb
 
+SHAPE = re.compile(r"(torch\.int\d+), \[([\d, ]+)\]")
+#: A value of a page by its key, in prose.
+BY_KEY = re.compile(r"""`(\w+)\["(\w+)"\]`""")
+ATTRIBUTE = re.compile(r"(?<![\w.])\.(\w+)")
+
 
 def run_page(text, names, capsys, *, with_commands=True):
-    """Run the blocks of a page.
+    """Run the blocks of a page, and return how many claims beside them were compared.
 
     Parameters
     ----------
@@ -19,21 +31,63 @@ def run_page(text, names, capsys, *, with_commands=True):
         The lines that begin with `zb` run too.
     """
     printed = ""
+    compared = 0
     for language, example in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if language == "python":
             exec(example, names)
+            compared += sum(is_compared(node, comment, names) for node, comment in claims_in(example))
             printed = capsys.readouterr().out
         elif language == "text":  # what one sees: each line is in the output of the block before it
             assert not [line for line in example.splitlines() if line not in printed], printed
         elif with_commands:
             printed = ran(line for line in example.splitlines() if line.startswith("zb ")) or printed
+    for name, key in BY_KEY.findall(text):
+        if isinstance(names.get(name), dict):
+            assert key in names[name], f'{name}["{key}"]'
+            compared += 1
+    return compared
+
+
+def claims_in(example):
+    """Yield each statement of an example that has a comment at the end of its first line, and the comment."""
+    lines = example.splitlines()
+    for node in ast.walk(ast.parse(example)):
+        if isinstance(node, ast.stmt):
+            _, mark, comment = lines[node.lineno - 1].partition("  # ")
+            if mark:
+                yield node, comment
+
+
+def is_compared(node, comment, names):
+    """Compare a comment with the value beside it; return whether there was anything to compare."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Subscript) and '"' in comment:
+        whole = eval(ast.unparse(node.value.value), names)
+        claimed = {ast.literal_eval(node.value.slice), *re.findall(r'"(\w+)"', comment)}
+        assert set(whole) == claimed, (set(whole), comment)
+        return True
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+    found = [names[each.id] for target in targets for each in ast.walk(target) if getattr(each, "id", None) in names]
+    claim = SHAPE.match(comment)
+    attributes = ATTRIBUTE.findall(comment) if comment.startswith(".") else []
+    for value in found:
+        if claim:
+            assert (str(value.dtype), list(value.shape)) == (claim[1], ast.literal_eval(f"[{claim[2]}]")), comment
+        assert not [name for name in attributes if not hasattr(value, name)], comment
+        with suppress(SyntaxError, ValueError):  # most are words
+            assert ast.literal_eval(comment) == value
+    return bool(found) and bool(claim or attributes)
 
 
 def ran(lines):
-    """Run command lines, and return what they print."""
+    """Run command lines, and return what they print; files that a comment names as a result are there."""
     printed = ""
     for line in lines:
-        done = CliRunner().invoke(zb, shlex.split(line, comments=True)[1:])
+        command, _, comment = line.partition("  #")
+        words = shlex.split(command)[1:]
+        done = CliRunner().invoke(zb, words)
         assert done.exit_code == 0, done.output
         printed += done.stdout
+        stems = {Path(word).stem for word in words if not word.startswith("-")}
+        named = [name for name in re.findall(r"[\w-]+(?:\.\w+)+", comment) if name.partition(".")[0] in stems]
+        assert not [name for name in named if not Path(name).exists()], line
     return printed

@@ -165,7 +165,7 @@ def unknown_options(line):
         words.pop(0)
     if isinstance(command, click.Group):
         command = convert_any
-    known = {name for param in command.get_params(click.Context(command)) for name in param.opts}
+    known = {name for param in command.params for name in param.opts} | {"--help"}
     return [word for word in words if word.startswith("-") and word not in known]
 
 
@@ -323,6 +323,8 @@ def copy_files_of_trainers():
 
 #: Pages whose examples run in a process each, or beside a server (remote/test_tutorial.py).
 RUN_ELSEWHERE = {"recipes.md", "tutorials/buckets.md"}
+#: Page -> the claims beside its code, at least, that are compared with it.
+CLAIMS = {"README.md": 2, "train.md": 2, "coming_from.md": 1, "tutorials/masks.md": 2}
 #: Pages that take seconds, besides all tutorials.
 SLOW_PAGES = {"coming_from.md"}
 
@@ -370,10 +372,51 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
         copy_files_of_trainers()
     seen = []
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0], "__name__": "__main__"}
-    run_page(TEXT[page], names, capsys, with_commands=page in COMMANDS_RUN)
+    compared = run_page(TEXT[page], names, capsys, with_commands=page in COMMANDS_RUN)
+    assert compared >= CLAIMS.get(page, 0)
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
     steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
+
+
+def test_an_array_of_the_tutorial_gives_the_store_that_its_page_shows(tmp_path, monkeypatch):
+    """Each job of its `sbatch` line, by the line of the script, and the merge; `tests/cluster/` has a Slurm."""
+    monkeypatch.chdir(tmp_path)
+    text = TEXT["tutorials/slurm.md"]
+    exec(EXAMPLE.findall(text)[0])
+    [(last, line)] = re.findall(r"^sbatch .*--array=0-(\d+) examples/slurm/array\.sh (.*)", text, re.MULTILINE)
+    source, target, parts, *options = shlex.split(line)
+    script = (ROOT / "examples" / "slurm" / "array.sh").read_text(encoding="utf-8")
+    [command] = re.findall(r"^srun zb (.*) &$", script, re.MULTILINE)
+    for job in range(int(last) + 1):
+        values = {"$1": [source], "$2": [target], "$part": [f"{job}/{parts}"], "${@:4}": options, "12GiB": ["1GiB"]}
+        words = [word for each in shlex.split(command) for word in values.get(each, [each])]
+        done = CliRunner().invoke(zb, words)
+        assert (done.exit_code, "this part has no shard" in done.output) == (0, False), done.output
+    for words in (["index", "merge", target], ["verify", target]):
+        done = CliRunner().invoke(zb, words)
+        assert done.exit_code == 0, done.output
+    shown = re.findall(r"^```text\n(shards  .*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert shown
+    assert not [line for line in shown[0].splitlines() if line not in done.stdout], done.stdout
+
+
+def test_each_array_on_the_pages_has_as_many_jobs_as_parts():
+    found = [each for text in TEXT.values() for each in re.findall(r"--array=0-(\d+) \S+\.sh \S+ \S+ (\d+)", text)]
+    assert len(found) > 3
+    assert not [each for each in found if int(each[0]) + 1 != int(each[1])]
+
+
+def test_the_keys_that_documents_give_are_those_of_the_page_and_of_the_docstring(tmp_path):
+    [row] = re.findall(r"^\| (.*?) \|.*`documents=True` asks for these two", TEXT["train.md"], re.MULTILINE)
+    with zb_hdf5.HDF5ShardWriter(tmp_path / "stream.h5", dtype="uint16") as writer:
+        writer.write_document(range(9))
+    shape = {"batch_size": 1, "seq_len": 4, "rank": 0, "world_size": 1}
+    with zb_hdf5.Loader(tmp_path / "stream.h5", documents=True, **shape) as loader:
+        keys = set(next(loader)) - {"tokens"}
+    assert keys == set(re.findall(r"`(\w+)`", row))
+    [named] = re.findall(r"True for `(\w+)` and `(\w+)`", zb_hdf5.Loader.__doc__)
+    assert keys == set(named)
 
 
 def messages():
@@ -392,6 +435,14 @@ def test_the_errors_are_messages_of_the_package():
     assert len(documented) == TEXT["errors.md"].count("**`")
     known = set(messages())
     assert not [text for text in documented if text not in known]
+
+
+def test_what_a_message_installs_is_the_package_and_no_folder_of_a_checkout():
+    """And the page of errors has the same lines."""
+    texts = [text for text in messages() if "pip install" in text] + TEXT["errors.md"].splitlines()
+    lines = [line for text in texts for line in re.findall(r"pip install (\S+)", text)]
+    assert len(lines) > 8
+    assert not [line for line in lines if not line.startswith("'zb_hdf5[")]
 
 
 def test_the_pictures_show_what_the_commands_print_now():

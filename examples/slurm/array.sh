@@ -10,5 +10,5 @@ set -euo pipefail
 [ -z "${ZB_VENV:-}" ] || source "$ZB_VENV/bin/activate"  # else the zb of sbatch's own PATH
 trap 'scontrol requeue "$SLURM_JOB_ID"; wait' USR1       # before the time is over: the next run goes on
 part="$SLURM_ARRAY_TASK_ID/$3"
-srun zb convert npy-to-hdf5 "$1" "$2" --shard-size 4GiB --memory 12GiB --shard-range "$part" --resume "${@:4}" &
+srun zb convert npy-to-hdf5 "$1" "$2" --memory 12GiB --shard-range "$part" --resume "${@:4}" &
 wait $!

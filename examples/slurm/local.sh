@@ -7,5 +7,5 @@
 set -euo pipefail
 [ -z "${ZB_VENV:-}" ] || source "$ZB_VENV/bin/activate"  # else the zb of sbatch's own PATH
 trap 'scontrol requeue "$SLURM_JOB_ID"; wait' USR1       # not TERM: that one comes from scancel, too
-srun zb convert npy-to-hdf5 "$1" "$2" --shard-size 4GiB --memory 12GiB --resume "${@:3}" &
+srun zb convert npy-to-hdf5 "$1" "$2" --memory 12GiB --resume "${@:3}" &
 wait $!

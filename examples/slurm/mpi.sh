@@ -9,5 +9,5 @@ set -euo pipefail
 [ -z "${ZB_VENV:-}" ] || source "$ZB_VENV/bin/activate"  # else the zb of sbatch's own PATH
 trap 'scontrol requeue "$SLURM_JOB_ID"; wait' USR1       # before the time is over: the next run goes on
 # --memory is divided by the ranks that work: 4 nodes of 12 GiB
-srun zb convert npy-to-hdf5 "$1" "$2" --shard-size 4GiB --memory 48GiB --executor mpi --resume "${@:3}" &
+srun zb convert npy-to-hdf5 "$1" "$2" --memory 48GiB --executor mpi --resume "${@:3}" &
 wait $!

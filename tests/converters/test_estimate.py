@@ -3,14 +3,18 @@
 import gzip
 import json
 import re
+import time
 
 import numpy as np
 import pytest
 from commandline import report_of, run
 from contents import write_stream
 
-from zb_hdf5.converters import estimate
+from zb_hdf5 import convert
+from zb_hdf5.converters import batch_source, estimate, rehearsal
 from zb_hdf5.converters.cli import convert_commands
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.run import plan
 
 TEXTS = ["".join(chr(97 + (7 * number + k) % 26) for k in range(20 + number % 90)) for number in range(40_000)]
 
@@ -66,6 +70,65 @@ def test_a_dry_run_of_documents_is_near_the_run_and_writes_nothing(
     assert low <= planned["num_tokens"] <= high
     text = run(convert_commands, *how, "--dry-run", "--force", code=0).stdout
     assert bool(re.search(r"tokens +about ", text)) == planned["is_estimate"]
+
+
+@pytest.fixture
+def little_room(monkeypatch):
+    """Have 4 KiB that are free."""
+    for module in ("batch_target", "stream_target", "document_target"):
+        monkeypatch.setattr(f"zb_hdf5.converters.{module}.free_room", lambda folder: {"bytes": 4096, "inodes": 99})
+
+
+@pytest.mark.parametrize("target", ["hdf5", "stream", "megatron"])
+def test_a_dry_run_of_documents_that_do_not_fit_fails(target, sources, tmp_path, little_room):
+    source, how = sources["text.jsonl"]
+    how = [source, tmp_path / "out", "--to", target, *how]
+    text = run(convert_commands, *how, "--dry-run", code=1).stdout
+    assert re.search(rf"^does not fit +{tmp_path}: needs .*, only 4.0 KiB are free; free some", text, re.MULTILINE)
+    planned = report_of(convert_commands, *how, "--dry-run", code=1)
+    assert (planned["fits"], planned["seconds"] > 0) == (False, True)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_dry_run_of_more_than_the_disk_has_fails_and_tells_files_and_time(tmp_path):
+    """A source of 15 TiB, which is a hole: by default 500 shards and no more."""
+    records = 15 << 40 >> 13
+    with open(tmp_path / "large.npy", "wb") as file:
+        facts = {"descr": "<i4", "fortran_order": False, "shape": (records, 2048)}
+        np.lib.format.write_array_header_1_0(file, facts)
+        file.truncate(file.tell() + records * 8192)
+    how = ["npy-to-hdf5", tmp_path / "large.npy", tmp_path / "out", "--dry-run"]
+    text = run(convert_commands, *how, code=1).stdout
+    assert re.search(r"^shards +500, the largest 30\.", text, re.MULTILINE)
+    assert re.search(r"^files +503 inodes of ", text, re.MULTILINE)
+    assert re.search(r"^time +about \d[\d,]*:\d\d:\d\d, by a sample$", text, re.MULTILINE)
+    assert re.search(r"^does not fit .* needs 15\.\d TiB, only ", text, re.MULTILINE)
+    assert [path.name for path in tmp_path.iterdir()] == ["large.npy"]
+
+
+def test_what_an_interrupted_conversion_has_written_needs_no_room(sources, tmp_path, little_room, monkeypatch):
+    np.save(tmp_path / "a.npy", np.arange(4096, dtype=np.uint16).reshape(-1, 64))
+    how = ["npy-to-batch", tmp_path / "a.npy", tmp_path / "out", "--batch-size", 4, "--dry-run"]
+    assert not report_of(convert_commands, *how, code=1)["fits"]
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "shard-00000-of-00001.batch").write_bytes(bytes(1 << 20))
+    assert report_of(convert_commands, *how, "--resume", code=0)["fits"]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip:1"])
+def test_the_time_of_a_dry_run_is_that_of_its_sample(codec, tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", np.arange(64 << 10, dtype=np.uint32).reshape(-1, 64))
+    monkeypatch.setattr(rehearsal, "SAMPLE_S", 0.0)  # one group
+    monkeypatch.setattr(batch_source, "GROUP_BYTES", 1 << 14)
+    planned = plan(Conversion(tmp_path / "a.npy", "hdf5", tmp_path / "out", batch_size=4, codec=codec, workers=1))
+    begin_s = time.monotonic()
+    convert(tmp_path / "a.npy", "hdf5", tmp_path / "out", batch_size=4, codec=codec, workers=1)
+    assert 0 < planned.seconds < 100 * (time.monotonic() - begin_s)
+    with rehearsal.Rehearsal(tmp_path) as two:
+        two.write(np.zeros((4, 1024), np.uint16))
+    assert two.seconds_of(0.5, 0, 2) == pytest.approx(two.seconds)
+    assert two.seconds_of(0.5, 8192, 1) > two.seconds_of(0.5, 0, 1)
+    assert two.seconds_of(0.0, 0, 1) == 0.0
 
 
 def test_a_dry_run_refuses_what_is_there(sources, tmp_path):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CommandGroup, Output, PathOrUrl, Progress, as_notes, output_options
+from zb_hdf5.console import WORDS, CommandGroup, Output, PathOrUrl, Progress, as_notes, output_options
 from zb_hdf5.converters.command_options import (
     GROUP_HEADINGS,
     ConversionCommand,
@@ -21,7 +23,7 @@ from zb_hdf5.converters.command_options import (
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.sources import kind_named, sources, target_names
-from zb_hdf5.errors import ZbError
+from zb_hdf5.errors import ConvertError, ZbError
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
@@ -42,6 +44,9 @@ PAIRS: Final = (
     "jsonl-to-hdf5",
     "text-to-hdf5",
 )
+#: Words for ImageMagick: the name of an image, also below a URL or with its size behind, and an option such as -resize.
+IMAGE: Final = re.compile(r"\.(png|jpe?g|gif|webp|tiff?|bmp|svg|pdf|heic|ico|eps|ps)(\[|$)", re.IGNORECASE)
+LONG_OPTION: Final = re.compile(r"-[a-z]{2}")
 #: A word that is meant as a pair.
 PAIR_WORD: Final = re.compile(r"\w+-to-\w+")
 
@@ -62,6 +67,17 @@ class ConvertGroup(CommandGroup):
             return super().resolve_command(ctx, [word, *args[1:]])
         return ("", convert_any, args) if not word else super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        hint = "" if ctx.parent is not None else _hint_of_imagemagick(ctx.meta[WORDS])
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise click.UsageError(f"{error.message} {hint}".rstrip(), error.ctx) from error
+        except click.exceptions.Exit as end:
+            if end.exit_code and hint:
+                click.echo(f"note: {hint}", err=True)
+            raise
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with convert_any.make_context("", [], parent=ctx, resilient_parsing=True) as inner:
             convert_any.format_help(inner, formatter)
@@ -74,6 +90,20 @@ class ConvertGroup(CommandGroup):
                 return convert_any.shell_complete(inner, incomplete)
         pairs = super().shell_complete(ctx, incomplete) if incomplete else []
         return [CompletionItem(incomplete, type="file"), *pairs]
+
+
+def _hint_of_imagemagick(words: Sequence[str]) -> str:
+    """Return the place of ImageMagick's program, if words are meant for it; "": they are not.
+
+    The script `convert` takes its place in an environment. An image is no source, and no option of ours that begins
+    with one dash has more than a letter.
+    """
+    if not any(IMAGE.search(word) or LONG_OPTION.match(word) for word in words):
+        return ""
+    own = Path(sys.argv[0]).resolve()
+    folders = os.get_exec_path()
+    found = [path for folder in folders if (path := Path(folder, "convert")).is_file() and path.resolve() != own]
+    return f"ImageMagick's program of this name is {found[0] if found else '/usr/bin/convert'}"
 
 
 def _meant_as_pair(ctx: click.Context, args: list[str]) -> str:
@@ -277,7 +307,8 @@ def _run(conversion: Conversion, dry_run: bool) -> Output | None:
         with as_notes():
             if dry_run:
                 planned = run.plan(conversion)
-                return None if planned is None else Output(planned.to_json(), planned.lines())
+                code = 0 if planned is None or not planned.lack else ConvertError.exit_code
+                return None if planned is None else Output(planned.to_json(), planned.lines(), exit_code=code)
             with Progress("opening", 0) as progress:
                 report = run.run(conversion, progress)
     except ZbError as error:

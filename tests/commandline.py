@@ -6,6 +6,7 @@ import click
 from click.testing import CliRunner
 
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.console import JSON_VERSION
 
 
 def run(group, *arguments, code=None):
@@ -24,9 +25,13 @@ def succeed(group, *arguments):
 
 
 def report_of(group, *arguments, code=0):
-    """Return the JSON that a command prints, or its errors where it prints none."""
+    """Return the JSON that a command prints, without its version, or its errors where it prints none."""
     done = run(group, *arguments, "--json", code=code)
-    return json.loads(done.stdout) if done.stdout else done.stderr
+    if not done.stdout:
+        return done.stderr
+    found = json.loads(done.stdout)
+    assert found.pop("version") == JSON_VERSION
+    return found
 
 
 def one_error(result, code=None):

@@ -133,7 +133,9 @@ def test_the_conda_recipe_needs_what_the_package_needs():
     names = {("python-isal" if name == "isal" else name, least) for name, least in needed}
     assert found == names | {("python", PROJECT["requires-python"].removeprefix(">="))}
     scripts = set(re.findall(r"- (\w+) = ([\w.:]+)", recipe))
-    assert scripts == set(PROJECT["scripts"].items())
+    # no `convert`: ImageMagick's package has a file of that name, and both may be in one environment
+    assert scripts == {(name, place) for name, place in PROJECT["scripts"].items() if name != "convert"}
+    assert 'rm "$PREFIX/bin/convert"' in recipe
 
 
 def test_elsewhere_than_on_linux_the_import_says_so(monkeypatch):

@@ -4,11 +4,26 @@ import atexit
 import io
 import os
 import signal
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from zb_hdf5.signals import END_OF, end_now
+
+
+class Pipe(io.FileIO):
+    """Standard output that is a pipe: what its reader no longer takes is dropped.
+
+    So `zb info x | head -1` ends with the exit code of `zb info x`, and a script with `set -o pipefail` goes on.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 def handle_signals() -> None:
@@ -30,6 +45,9 @@ def open_outputs() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
+    if stat.S_ISFIFO(os.fstat(1).st_mode) and isinstance(sys.stdout, io.TextIOWrapper):
+        pipe = io.BufferedWriter(Pipe(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(pipe, sys.stdout.encoding, "replace", line_buffering=sys.stdout.line_buffering)
 
 
 def _ignore_signals() -> None:

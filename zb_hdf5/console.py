@@ -40,6 +40,8 @@ from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
+#: The version of what `--json` prints: a key that goes, or has another sense, makes a new one; a new key does not.
+JSON_VERSION: Final = 1
 #: Between two lines of progress in a log.
 LOG_INTERVAL_S: Final = 10.0
 
@@ -113,20 +115,20 @@ LOCAL_ONLY: Final = frozenset({Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FOR
 
 
 #: The key of the words that were typed after the name of the program, in the `meta` of a context.
-_WORDS: Final = "zb_hdf5.words"
+WORDS: Final = "zb_hdf5.words"
 
 
 def typed_command() -> str:
     """Return the running command as it was typed, for a shell, without passwords in URLs."""
     context = click.get_current_context().find_root()
-    return shlex.join(map(without_secrets, [context.info_name or "zb", *context.meta.get(_WORDS, ())]))
+    return shlex.join(map(without_secrets, [context.info_name or "zb", *context.meta.get(WORDS, ())]))
 
 
 class CommandGroup(click.Group):
     """A group whose commands always end with one of the exit codes above, and never with a traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta.setdefault(_WORDS, tuple(args))  # of the outermost group
+        ctx.meta.setdefault(WORDS, tuple(args))  # of the outermost group
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -149,9 +151,9 @@ class CommandGroup(click.Group):
         except click.UsageError as error:
             names = self.list_commands(ctx)
             alike = difflib.get_close_matches(args[0], names, 1) if args else []
-            meant = f" Did you mean '{ctx.command_path} {alike[0]}'?" if alike else ""
-            facts = f"{error.format_message()} Expected one of {', '.join(names)}.{meant}"
-            raise click.UsageError(facts, ctx) from error
+            advice = [f"Did you mean '{ctx.command_path} {name}'?" for name in alike]
+            cure = advice[0] if advice else f"Expected one of {', '.join(names)}."
+            raise click.UsageError(f"{error.format_message()} {cure}", ctx) from error
 
 
 #: The flags of arguments whose names they do not have.
@@ -374,7 +376,8 @@ def is_quiet() -> bool:
 def print_report(found: Output, *, as_json: bool, quiet: bool) -> None:
     """Print a result on stdout: JSON for programs, or aligned lines for people; control characters are spelt out."""
     if as_json:
-        click.echo(json.dumps(found.report, indent=1, default=repr))  # bytes are values of fields and spans
+        report = {"version": JSON_VERSION, **found.report}
+        click.echo(json.dumps(report, indent=1, default=repr))  # bytes are values of fields and spans
     elif not quiet:
         lines = [(printable(name), printable(text)) for name, text in found.lines]
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

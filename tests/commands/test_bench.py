@@ -131,14 +131,32 @@ def test_other_tokens_are_an_error_before_anything_is_timed(folder):
     reader.close()
 
 
-def row(way, rate, is_checked=True, kind="setting"):
-    return {"way": way, "tokens_per_s": rate, "is_checked": is_checked, "kind": kind}
+def row(way, rate, is_checked=True, kind="setting", spread=1.0):
+    figures = {"tokens_per_s": rate, "tokens_per_s_min": rate, "tokens_per_s_max": rate * spread}
+    return {"way": way, "is_checked": is_checked, "kind": kind, **figures}
 
 
 def test_the_advice_is_the_fastest_setting_that_checks_as_much():
     rows = [row(timing.DEFAULT, 100), row("unchecked", 900, is_checked=False), row("limit", 950, kind="limit")]
     assert timing.advice([*rows, row("near", 109)]).startswith("the defaults: no other setting that checks as much")
     assert timing.advice([*rows, row("far", 150)]) == "far is 1.5 times as fast as the default here, and checks as much"
+
+
+def test_rows_that_are_noise_are_not_judged():
+    """By the load on two cores, or by the spread of a setting; that of another order or of the limit tells nothing."""
+    rows = [row(timing.DEFAULT, 100e6), row("prefetch=4", 183e6), row("bare", 100e6, kind="limit", spread=9)]
+    assert timing.noise(rows, 1.0) == ""
+    assert timing.noise(rows, 18.2) == "a load of 18.2 on 2 cores before the first round"
+    rows[1] = row("prefetch=4", 183e6, spread=5.75)
+    assert timing.noise(rows, 0.0) == "prefetch=4 had 183 to 1,052 M tokens/s from round to round"
+
+
+@pytest.mark.parametrize(("load", "chosen"), [(0.1, "the defaults"), (18.0, "not judged: a load of 18.0 on 2 cores")])
+def test_the_advice_of_a_busy_machine_is_none(load, chosen, folder, monkeypatch):
+    monkeypatch.setattr(timing, "measured", lambda ways, *_: [timing.WayTimes(w, [0.1], [np.ones(3)]) for w in ways])
+    monkeypatch.setattr(timing, "require_equal", lambda *_: None)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    assert f"\nchoose  {chosen}" in run_zb("bench", folder / "store", code=0).stdout
 
 
 def test_rounds_are_made_in_turns_and_end_with_the_time(monkeypatch):
@@ -175,5 +193,6 @@ def test_one_batch_is_too_little_to_time(tmp_path):
 def test_the_report_is_json(folder, monkeypatch):
     monkeypatch.setattr(timing, "measured", lambda ways, *_: [timing.WayTimes(w, [0.1], [np.ones(3)]) for w in ways])
     monkeypatch.setattr(timing, "require_equal", lambda *_: None)
-    done = run_zb("bench", folder / "store", "--json", code=0)
-    assert json.loads(done.stdout)["advice"].startswith("the defaults")
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    found = json.loads(run_zb("bench", folder / "store", "--json", code=0).stdout)
+    assert (found["advice"].startswith("the defaults"), found["judged"]) == (True, True)

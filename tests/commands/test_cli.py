@@ -223,8 +223,8 @@ def test_an_error_from_underneath_is_one_message(error, code, text, places, tmp_
 
 
 # --- zb info ---------------------------------------------------------------------------------------------------
-def info(path, *options):
-    return json.loads(said(0, "info", path, "--json", *options))
+def info(path, *options, code=0):
+    return json.loads(said(code, "info", path, "--json", *options))
 
 
 @pytest.mark.parametrize("kind", ["h5", "batch"])
@@ -376,8 +376,14 @@ def test_info_names_a_shard_that_a_copy_has_cut_short(kind, places, tmp_path):
     size = shard.stat().st_size
     os.truncate(shard, size - 1)
     found = f"{shard.name}: expected {size:,} bytes, found {size - 1:,}"
-    assert info(store)["size_problem"] == found
+    report = info(store, code=4)
+    assert (report["size_problem"], report["state"]) == (found, "damaged")
     assert dict(described(store))["health"].startswith(f"damaged: {found}: 'zb verify' names")
+    text = said(4, "info", store)
+    assert (text.count("damaged"), "complete" in text) == (1, False)
+    assert said(4, "verify", store)
+    os.truncate(shard, size + 1)
+    assert "damaged: " in said(3, "info", store, "--world-size", 1)
 
 
 def described(path):
@@ -458,7 +464,8 @@ def test_info_of_a_stream_and_of_documents_and_fields(tmp_path, text_store):
     tables = {"count": 2, "documents": 80, "ids": False, "metadata": [], "sources": 2, "spans": None}
     assert info(text_store)["document_tables"] == tables
     (text_store / "documents-00000.tables").unlink()
-    found = info(text_store)
+    found = info(text_store, code=4)
+    assert found["state"] == "damaged"
     assert "documents-00000.tables: is not there" in found["document_tables"]["problem"]
     assert (found["documents"], found["pieces"]) == (80, True)
     assert "documents-00000.tables: is not there" in said(0, "info", text_store)
@@ -500,6 +507,7 @@ def test_the_json_of_a_conversion_and_the_shape_and_dtype_of_a_dry_run(places, t
     assert (planned["batch_size"], planned["seq_len"], planned["dtype"]) == (4, 8, "uint16")
     result = run(convert, "npy-to-hdf5", places["npy"], tmp_path / "out", *SHAPE, "--shards", 3, "--json")
     report = json.loads(result.stdout)
+    assert report.pop("version") == 1
     seconds, rate = report.pop("seconds"), report.pop("tokens_per_second")
     assert seconds >= 0
     assert rate > 0
@@ -699,6 +707,26 @@ def test_output_into_head_ends_quietly(arguments, places):
         assert head.communicate(timeout=100)[0].count("\n") == 1
         errors = writer.stderr.read()
     assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("info", "h5-store"), 0), (("--help",), 0), (("info", "--help"), 0), (("verify", "cut"), 4), (("info", ""), 2)],
+)
+def test_a_reader_that_ends_first_changes_no_exit_code(arguments, code, places, tmp_path):
+    """As in `zb info x | head -1` of a script with `set -o pipefail`."""
+    if "cut" in arguments:
+        shutil.copy(places["h5"], tmp_path / "cut.h5")
+        os.truncate(tmp_path / "cut.h5", 4096)
+    paths = {"h5-store": places["h5-store"], "cut": tmp_path / "cut.h5", "": tmp_path / "nothing"}
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        command = [sys.executable, "-m", "zb_hdf5", *(str(paths.get(word, word)) for word in arguments)]
+        result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=100)
+    finally:
+        os.close(write_end)
+    assert (result.returncode, bool(result.stderr)) == (code, code == 2), result.stderr
 
 
 def test_output_into_a_closed_pipe_or_a_terminal_without_unicode_ends_quietly(places):

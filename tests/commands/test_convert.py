@@ -158,6 +158,27 @@ def test_a_source_that_is_named_like_a_pair_is_a_source(tmp_path, monkeypatch):
     assert files_of(Path("out-to-in")).keys() == files_of(Path("out")).keys()
 
 
+@pytest.mark.parametrize(("words", "hint"), [
+    ("photo.png photo.jpg", True), ("-resize 50% a.png b.png", True), ("rose: out.GIF", True), ("in.tiff[0] out", True),
+    ("nowhere out", False), ("tokens out --batch-size many", False), ("tokens -q out", False),
+])  # fmt: skip
+def test_the_script_names_the_program_of_imagemagick_where_its_words_are_meant_for_that(
+    words, hint, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.png", "a.png"):
+        Path(name).write_bytes(b"\x89PNG\r\n\x1a\n and so on")
+    for folder in ("ours", "theirs"):
+        Path(folder).mkdir()
+        Path(folder, "convert").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'ours'}:{tmp_path / 'nowhere'}:{tmp_path / 'theirs'}")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "ours" / "convert")])
+    named = f"ImageMagick's program of this name is {tmp_path / 'theirs' / 'convert'}"
+    done = CliRunner().invoke(convert_commands, words.split(), prog_name="convert")
+    assert (done.exit_code > 0, named in done.stderr) == (True, hint), done.stderr
+    assert named not in run_zb("convert", *words.split()).stderr
+
+
 def test_the_script_convert_is_the_same(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["convert", str(inputs["hdf5"]), str(tmp_path / "out"), "--quiet"])
     monkeypatch.setattr("zb_hdf5.__main__.handle_signals", lambda: None)

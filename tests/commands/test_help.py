@@ -18,7 +18,8 @@ from zb_hdf5.commands import timing
 from zb_hdf5.commands.zb import FIRST, zb
 from zb_hdf5.converters.cli import convert_commands as convert
 
-MEGATRON = Path(__file__).parents[1] / "data" / "trainers" / "megatron" / "uint16"
+ROOT = Path(__file__).parents[2]
+MEGATRON = ROOT / "tests" / "data" / "trainers" / "megatron" / "uint16"
 RNG = np.random.default_rng(1)
 TEXTS = [" ".join(map(str, RNG.integers(0, 10_000, 600))) for _ in range(60)]
 
@@ -130,6 +131,43 @@ REPORTS = [
 ]
 
 
+#: Keys whose own keys depend on the data.
+OF_THE_DATA = {
+    "source",
+    "tokenizer",
+    "fields",
+    "free",
+    "tokens_dropped",
+    "batches_of_split",
+    "documents_dropped",
+    "counts",
+}
+#: Keys whose own keys are names, of objects with documented keys.
+OF_NAMES = {"formats", "splits", "document_lengths"}
+
+
+def keys_in(found, *, is_named=True):
+    """Return all keys of a report: of objects in it too, but none that depends on the data."""
+    if isinstance(found, list):
+        return set().union(*map(keys_in, found))
+    if not isinstance(found, dict):
+        return set()
+    keys = set(found) if is_named else set()
+    for key, value in found.items():
+        if key not in OF_THE_DATA:
+            keys |= keys_in(value, is_named=key not in OF_NAMES)
+    return keys
+
+
+def keys_on_the_page(name):
+    """Return the keys that the page has for a command."""
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    for heading, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE):
+        if any(f"zb {name} ".startswith(f"{command} ") for command in heading.split(", ")):
+            return re.findall(r"`(\w+)`", text)
+    raise AssertionError(f"no part of the page is about {name}")
+
+
 @pytest.mark.parametrize(("name", "option"), REPORTS)
 def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, folder, data, tmp_path, monkeypatch):
     shutil.copytree(folder if name.startswith("convert ") else data, tmp_path / "work")
@@ -149,7 +187,9 @@ def test_examples_run_as_printed_and_report_lines_json_or_nothing(name, option, 
         done = succeed(zb, *arguments, *filter(None, [option]))
         assert done.stderr == ""
         if option == "--json":
-            assert isinstance(json.loads(done.stdout), dict)
+            found = json.loads(done.stdout)
+            assert next(iter(found)) == "version"
+            assert keys_in(found) <= {"version", *keys_on_the_page(name)}
         else:
             assert (bool(done.stdout), "  " in done.stdout) == (not option, not option)
             assert "\x1b" not in done.stdout

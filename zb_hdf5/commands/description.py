@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from zb_hdf5.commands.verdict import code_of_damage
 from zb_hdf5.console import (
     Output,
     counted,
@@ -23,7 +24,7 @@ from zb_hdf5.console import (
 from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
-from zb_hdf5.errors import ArgumentError, UnavailableError, ZbError
+from zb_hdf5.errors import ArgumentError, ChecksumError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.listing import counts_of_left_out
 from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
@@ -51,6 +52,9 @@ Lines = list[tuple[str, str]]
 #: The sources of more tables are not counted: each table is opened for them.
 MAX_TABLES: Final = 64
 MAX_RUNS: Final = 16
+#: The state of a store that its writer has finished, as far as it was looked at.
+COMPLETE: Final = "complete"
+DAMAGED: Final = "damaged"
 #: Splits that have a line of their own.
 SPLITS_SHOWN: Final = 3
 
@@ -96,7 +100,7 @@ def _describe(
     is_remote = isinstance(path, RemotePath)
     if is_remote and index is not None:  # a request for the size of each shard would take a while
         num_bytes = int(index.table.values["bytes"].sum())
-        size_problem = ""
+        size_problem = None
     else:
         known = [_size_of(file) for file in files]
         num_bytes = sum(file.disk_bytes for file in known)
@@ -105,6 +109,8 @@ def _describe(
         origin = {"source": opened.origin.get("source"), **_described_splits(opened)}
     else:
         origin = _describe_index(index, opened.num_batches)
+    tables, table_problem = _describe_documents(opened)
+    damage = table_problem or size_problem
     return {
         "path": str(path),
         "dataset": opening.foreign_dataset,
@@ -115,17 +121,18 @@ def _describe(
         "max_token": opened.max_token,
         "tokenizer": tokenizer_named(meta.tokenizer) or None,
         "fields": {field.name: field.to_json() for field in meta.fields},
-        "document_tables": _describe_documents(opened),
+        "document_tables": tables,
         "fingerprint": opened.token_fingerprint,
         "file_system": "objects" if is_remote else network_file_system(path) or "local",
         "access": "remote" if is_remote else opened.access,
         "verified": opened.verified,
         "bytes": num_bytes,
-        "size_problem": size_problem or None,
+        "size_problem": str(size_problem) if size_problem else None,
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
         **counts_of_left_out(opening.left_out),
+        **({"state": DAMAGED, "exit_code": code_of_damage(damage)} if damage else {}),
     }
 
 
@@ -164,14 +171,15 @@ def _size_of(file: Path | str) -> _Size:
     return _Size(file, found.st_size, found.st_blocks * 512)
 
 
-def _other_size(index: ShardIndex | None, files: list[_Size]) -> str:
-    """Name the first shard whose file is not as long as the index has it, as after a copy that was cut short."""
+def _other_size(index: ShardIndex | None, files: list[_Size]) -> ZbError | None:
+    """Return the error of the first shard that is not as long as the index has it, as after a copy that was cut."""
     if index is None:
-        return ""
+        return None
     for file, expected in zip(files, index.table.values["bytes"].tolist(), strict=True):
         if expected not in (0, file.num_bytes):  # 0: it grows
-            return f"{os.path.basename(file.file)}: expected {expected:,} bytes, found {file.num_bytes:,}"
-    return ""
+            kind = IncompleteError if file.num_bytes < expected else ChecksumError
+            return kind(f"{os.path.basename(file.file)}: expected {expected:,} bytes, found {file.num_bytes:,}")
+    return None
 
 
 def _written(path: Path) -> str | None:
@@ -229,7 +237,7 @@ def _describe_batches(reader: BatchReader) -> dict[str, Any]:
     return {
         "kind": "store" if is_store else "file",
         "backend": " and ".join(backends),
-        "state": "complete" if reader.complete else "growing: its writer is at work, or was killed",
+        "state": COMPLETE if reader.complete else "growing: its writer is at work, or was killed",
         "batch_size": meta.batch_size,
         "seq_len": meta.seq_len,
         "num_batches": reader.num_batches,
@@ -290,16 +298,16 @@ def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any]
     }
 
 
-def _describe_documents(opened: BatchReader) -> dict[str, Any] | None:
-    """Return the facts of the first table of documents; None without one, or of offsets only."""
+def _describe_documents(opened: BatchReader) -> tuple[dict[str, Any] | None, ZbError | None]:
+    """Return the facts of the first table of documents, None without one or of offsets only; and its damage."""
     try:
         table = opened.documents
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
-            return None
+            return None, None
         file = table.file(0)
         first = table.document(0)
         names = {name for number in range(len(table.parts[:MAX_TABLES])) for name in table.file(number).sources}
-        return {
+        found = {
             "count": len(table.parts),
             "documents": len(table),
             "ids": first.id is not None,
@@ -308,7 +316,8 @@ def _describe_documents(opened: BatchReader) -> dict[str, Any] | None:
             "spans": file.spans_codec if file.has_spans else None,
         }
     except ZbError as error:
-        return {"problem": str(error)}
+        return {"problem": str(error)}, error
+    return found, None
 
 
 def _described_splits(opened: BatchReader) -> dict[str, Any]:
@@ -442,12 +451,17 @@ def problem_of(d: dict[str, Any]) -> str | None:
     return found
 
 
+def is_finished(d: dict[str, Any]) -> bool:
+    """Return whether the writer of a described store has ended its work."""
+    return d.get("state", COMPLETE) in (COMPLETE, DAMAGED)
+
+
 def _health_text(d: dict[str, Any]) -> str:
     """Return whether it is whole, and the command that verifies it."""
     if problem := problem_of(d):
         advice = ": 'zb verify' names the batches that are lost" if problem == d["size_problem"] else ""
         return f"damaged: {problem}{advice}"
-    if d.get("state", "complete") != "complete":
+    if not is_finished(d):
         return "not finished: its writer is at work, or was killed"
     if d["verified"] == "none" and not d.get("crc32") and not d.get("sha256"):
         return "complete, no digest is stored: 'zb verify' names the way to one"
@@ -458,7 +472,7 @@ def _fastest_text(d: dict[str, Any]) -> str:
     """Return the reads that are the fastest of it, or what would make them so."""
     if d["file_system"] != "local":
         return "copied to the node's own disk: by 'zb stage', or cache= of a loader"
-    if d["access"] == "h5py" and d.get("state", "complete") == "complete":
+    if d["access"] == "h5py" and is_finished(d):
         return "converted: 'zb convert' makes batches that need no HDF5 lock"
     if d["kind"] == "stream":
         return "rows of any length, in any order; 'zb bench' times them"
@@ -482,8 +496,9 @@ def _shape_lines(d: dict[str, Any]) -> Lines:
         records += ", not shuffled"
     elif d["seed"]:
         records += f", shuffled with seed {d['seed']}"
+    state = "" if d["state"] == DAMAGED else f", {d['state']}"  # the line of its health has the damage
     return [
-        ("kind", f"{d['backend']} {d['kind']}{_files_text(d)}, {d['state']}"),
+        ("kind", f"{d['backend']} {d['kind']}{_files_text(d)}{state}"),
         ("batches", f"{d['num_batches']:,} of {d['batch_size']:,} x {d['seq_len']:,} {d['dtype']}"),
         ("tokens", size),
         ("records", records),
@@ -571,7 +586,7 @@ def _reads_text(d: dict[str, Any]) -> str:
         return "each batch that is read whole is compared with its crc32"
     if d["kind"] == "stream" and d["crc32"]:
         return 'not checked: a window is less than a chunk; verify="batch" reads and checks whole chunks'
-    if d["kind"] != "stream" and d["state"] != "complete":
+    if not is_finished(d):
         return "not checked: its writer has not finished"
     return "not checked: no crc32 is stored"
 

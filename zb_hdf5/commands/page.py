@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.commands.description import describe_lines, problem_of
+from zb_hdf5.commands.description import describe_lines, is_finished, problem_of
 from zb_hdf5.commands.markup import Mark, Markup, bars, facts, shares, table, tag
 from zb_hdf5.commands.rows import (
     COLOURS,
@@ -181,7 +181,7 @@ def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Mark
     problem = problem_of(d)
     if problem:
         return tag("p", tag("b", "Damaged."), f" {printable(problem)}. Run ", verify, ".", class_="health bad")
-    if d.get("state", "complete") != "complete":
+    if not is_finished(d):
         text = " Its writer is at work, or was killed. The page has what was committed."
         return tag("p", tag("b", "Not finished."), text, class_="health open")
     if not found.compared:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from zb_hdf5.errors import ArgumentError, ChecksumError, ZbError
+from zb_hdf5.errors import ArgumentError, ChecksumError, ZbError, counted
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -37,6 +37,10 @@ LEAST_ROUNDS: Final = 3
 MOST_ROUNDS: Final = 9
 #: A setting is named as the better one if it is faster by this factor.
 WORTH_NAMING: Final = 1.1
+#: No setting is judged if the fastest round of one took less than the slowest by this factor, or if more processes for
+#: each core ran before: such rows are noise.
+MOST_SPREAD: Final = 1.5
+MOST_LOAD: Final = 0.5
 DEFAULT: Final = "Loader(path)"
 SEED: Final = 42
 
@@ -261,6 +265,26 @@ def _pass(times: WayTimes, steps: int) -> None:
         close()
     times.first_s.append(float(taken[0]))
     times.step_s.append(taken[1:count])
+
+
+def noise(found: Sequence[dict[str, Any]], load: float) -> str:
+    """Return why the figures are noise and no setting is judged by them; "": they are not.
+
+    Parameters
+    ----------
+    found
+        The figures of all ways.
+    load
+        The processes that ran on this machine before the first round.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if load > MOST_LOAD * cores:
+        return f"a load of {load:.1f} on {counted(cores, 'core')} before the first round"
+    for row in found:
+        least, most = row["tokens_per_s_min"] / 1e6, row["tokens_per_s_max"] / 1e6
+        if row["kind"] == "setting" and most > MOST_SPREAD * least:
+            return f"{row['way']} had {least:,.0f} to {most:,.0f} M tokens/s from round to round"
+    return ""
 
 
 def advice(found: Sequence[dict[str, Any]]) -> str:

@@ -41,7 +41,7 @@ def verdict(path: Path, reports: list[ShardReport]) -> Output:
         {**vars(each), "outcome": each.outcome, "missing": _missing(path, each), "problem": _problem(each)}
         for each in reports
     ]
-    codes = [_code_of(report.problem) for report in reports if report.problem is not None]
+    codes = [code_of_damage(report.problem) for report in reports if report.problem is not None]
     if outcome is Outcome.UNVERIFIED:
         codes.append(UnverifiableError.exit_code)
     rows = [("path", str(path)), *_rows_of_files(path, reports), ("result", f"{word}: {result}")]
@@ -52,7 +52,8 @@ def verdict(path: Path, reports: list[ShardReport]) -> Output:
     )
 
 
-def _code_of(error: ZbError) -> int:
+def code_of_damage(error: ZbError) -> int:
+    """Return the exit code of a command that has met damage in a store."""
     # damaged metadata is damage: elsewhere a malformed file may be a mistake of the user's
     damaged = isinstance(error, FormatError) and error.exit_code == FormatError.exit_code
     return ChecksumError.exit_code if damaged else error.exit_code

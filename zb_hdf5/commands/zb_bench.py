@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,8 @@ def zb_bench(
     """Time the batches of a training from PATH, by each setting of the loader, on this machine.
 
     Each setting gives int64 batches in a shuffled order, of tokens that are compared first. They are read in turns,
-    round after round, and a bare mapping of the same files is the limit. PATH is a store, or files of another trainer.
+    round after round, and a bare mapping of the same files is the limit. Where a busy machine or the spread of the
+    rounds makes the rows noise, no setting is named. PATH is a store, or files of another trainer.
 
     \b
     Example: zb bench data/train
@@ -53,6 +55,8 @@ def zb_bench(
     if opening.layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
+    machine = timing.machine()  # now: its load is that of others
+    load = os.getloadavg()[0]
     options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "read_as": read_as, "split": split}
     with open_reader(path, access="auto", **options) as reader:
         steps = timing.steps_of(path, reader)
@@ -62,9 +66,11 @@ def zb_bench(
         times = _timed(ways, steps, batch_tokens, seconds)
         rows = [each.to_json(batch_tokens) for each in times]
         shape = f"{steps:,} of {reader.num_batches:,} batches of {reader.batch_size:,} x {reader.seq_len:,}"
-    lines = [("path", str(path)), ("machine", timing.machine()), ("a pass", shape)]
-    advice = timing.advice(rows)
-    report = {"path": str(path), "machine": timing.machine(), "steps": steps, "rows": rows, "advice": advice}
+    lines = [("path", str(path)), ("machine", machine), ("a pass", shape)]
+    noise = timing.noise(rows, load)
+    advice = f"not judged: {noise}; time it again on a quiet machine" if noise else timing.advice(rows)
+    report = {"path": str(path), "machine": machine, "steps": steps, "rows": rows, "advice": advice}
+    report["judged"] = not noise
     return Output(report, lines, [*_table(rows), "", f"choose  {advice}"])
 
 

@@ -35,7 +35,8 @@ def zb_info(
 ) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
-    A .partial folder is described by the progress of its conversion.
+    A .partial folder is described by the progress of its conversion. Of a store that is damaged the exit code is that
+    of the damage, as in zb verify; sizes and tables are looked at, and no batch is read.
 
     \b
     Example: zb info data/train
@@ -50,5 +51,6 @@ def zb_info(
     lines = describe_lines(description)
     if batch_size or seq_len or world_size:
         epoch = describe_epoch(path, batch_size, seq_len, world_size or 1, read_as, split)
-        return Output({**description, "epoch": epoch}, [*lines, ("epoch", epoch_text(epoch))])
-    return Output(description, lines)
+        lines.append(("epoch", epoch_text(epoch)))
+        description["epoch"] = epoch
+    return Output(description, lines, exit_code=description.get("exit_code", 0))

@@ -29,6 +29,7 @@ from contents import files_in
 from reading import reading
 
 from zb_hdf5 import Loader, convert, open_reader, write_digests
+from zb_hdf5.console import JSON_VERSION
 from zb_hdf5.converters.journal import JOURNAL_PREFIX
 
 PINS = golden.DATA / "pins.json"
@@ -262,6 +263,8 @@ def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
         extra = shape if command in ("show", "which") else []
         done = run_zb(command, folder / kind.path, *flags, *more, *extra, "--json")
         report = json.loads(done.stdout) if done.stdout else done.stderr
+        if isinstance(report, dict):
+            assert report.pop("version") == JSON_VERSION  # which is younger than the pins
         found[command] = [done.exit_code, pinned(report, folder)]
     return found
 

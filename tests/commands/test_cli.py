@@ -468,7 +468,7 @@ def test_info_of_a_stream_and_of_documents_and_fields(tmp_path, text_store):
     assert found["state"] == "damaged"
     assert "documents-00000.tables: is not there" in found["document_tables"]["problem"]
     assert (found["documents"], found["pieces"]) == (80, True)
-    assert "documents-00000.tables: is not there" in said(0, "info", text_store)
+    assert "documents-00000.tables: is not there" in said(4, "info", text_store)
     with HDF5ShardWriter(tmp_path / "s.h5", fields={"mask": "u1"}) as writer:
         writer.write_document([1, 2], {"mask": [0, 1]}, spans=[(0, 1, "a")], id=7)
     found = info(tmp_path / "s.h5")

@@ -26,6 +26,8 @@ from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens,
 from zb_hdf5.spec import StoreMeta
 
 VERSION: Final = 1
+#: The ending of the index beside a `.bin`.
+INDEX_SUFFIX: Final = ".idx"
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.
 HEADER: Final = struct.Struct("<9sQBQQ")
 #: Code -> dtype of the ids; the codes 6 and 7 are of floats.
@@ -163,7 +165,7 @@ class Megatron(FlatFormat):
 
     def files(self, path: Path) -> list[Path]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""
-        return super().files(path.with_suffix(".bin") if path.suffix == ".idx" else path)
+        return super().files(path.with_suffix(".bin") if path.suffix == INDEX_SUFFIX else path)
 
     def recognises(self, path: Path) -> bool:
         try:
@@ -229,7 +231,7 @@ class Megatron(FlatFormat):
 def _index_of(path: Path) -> str:
     """Return the path of the `.idx` beside a file of ids."""
     name = str(path)
-    return f"{name[:-4] if name.lower().endswith('.bin') else name}.idx"
+    return f"{name[:-4] if name.lower().endswith('.bin') else name}{INDEX_SUFFIX}"
 
 
 def _require_in_order(path: Path) -> None:
@@ -314,7 +316,7 @@ class MegatronWriter(FlatWriter):
 
     @classmethod
     def beside(cls, path: Path) -> list[Path]:
-        return [path.with_suffix(".idx")]
+        return [path.with_suffix(INDEX_SUFFIX)]
 
     def _begin(self) -> None:
         self._others[0].num_bytes = HEADER.size

@@ -34,6 +34,7 @@ from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
@@ -173,7 +174,7 @@ def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
     return Target(
         shards=options.shards,
         shard_size=options.shard_size,
-        note=options.note,
+        note=without_secrets(options.note),
         codec=codec_named(options.codec),
         live=options.live,
         format=conversion.target,

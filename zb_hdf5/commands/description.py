@@ -165,7 +165,7 @@ class _Size(NamedTuple):
 def _size_of(file: Path | str) -> _Size:
     """Ask once for the size of a file, or of an object, which has no holes."""
     if isinstance(file, RemotePath):
-        num_bytes = object_size(str(file)) or 0
+        num_bytes = object_size(file.url) or 0
         return _Size(file, num_bytes, num_bytes)
     found = os.stat(file)
     return _Size(file, found.st_size, found.st_blocks * 512)

@@ -25,6 +25,7 @@ from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
@@ -446,7 +447,8 @@ def require_present(path: Path) -> None:
             f"{old_one_aside(path)}"
         )
     where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path) + old_one_aside(path)
-    raise NotFoundError(f"{path}: there is no such file or folder{where}; look for a mistake in the path")
+    shown = without_secrets(str(path))  # a URL that became a path has lost a slash
+    raise NotFoundError(f"{shown}: there is no such file or folder{where}; look for a mistake in the path")
 
 
 def named_alike(path: Path) -> str:

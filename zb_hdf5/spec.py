@@ -249,6 +249,10 @@ DIGESTS_FILE_KEYS: Final[dict[str, type[Any]]] = {
 #: Hexadecimal digits of the crc32 of a chunk.
 CRC32_DIGITS: Final = 8
 
+# --- files of other trainers -----------------------------------------------------------------------------------
+
+MEGATRON_INDEX_SUFFIX: Final = ".idx"  # beside the `.bin` of its ids
+
 # --- HDF5 tables, version 2 ------------------------------------------------------------------------------------
 
 TABLES_FORMAT: Final = "zb-tables"

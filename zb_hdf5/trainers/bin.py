@@ -18,8 +18,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import head_of
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.spec import TokenArray
-from zb_hdf5.trainers.megatron import INDEX_SUFFIX
+from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
 #: The first three of them: the magic number, the version and the number of ids.
@@ -98,7 +97,7 @@ class BinWriter(FlatWriter):
 
     @classmethod
     def beside(cls, path: Path) -> list[Path]:
-        return [path.with_suffix(INDEX_SUFFIX)]
+        return [path.with_suffix(MEGATRON_INDEX_SUFFIX)]
 
 
 class LlmcWriter(BinWriter):

@@ -13,7 +13,7 @@ from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_option
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
-from zb_hdf5.errors import ConvertError
+from zb_hdf5.errors import ConvertError, conversion_call
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
@@ -110,6 +110,7 @@ class ForeignSource(ArraySource):
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     read_as = settings.of(DatasetOptions).read_as
+    _require_batches(paths[0], settings.target.format, read_as)
     warn_of_mask(read_as)
     columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
     tokens_only = settings.of(LossOptions).tokens_only
@@ -128,6 +129,16 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
         partial(ForeignSource, read_as=read_as),
         {**array_options(settings), "batch_size": batch_size},
     )
+
+
+def _require_batches(path: Path, target: str, read_as: ReadAs) -> None:
+    """Raise `ConvertError` for a target of documents: a dataset of ids has none."""
+    if target not in FORMATS:
+        named = {} if read_as.dataset is None else {"dataset": read_as.dataset}
+        raise ConvertError(
+            f"{path}: expected documents for {target}, found a dataset of ids without them: convert it to batches: "
+            f"{conversion_call(path, 'hdf5', **named)}"
+        )
 
 
 def require_no_unfit(path: Path, meta: StoreMeta) -> None:

@@ -165,14 +165,11 @@ class FlatFormat(ABC):
     ----------
     sign
         The content by which its files are recognised, for the message that a file is none of them; "": there is none.
-    mixes_dtypes
-        Whether the files of a folder may have ids of several dtypes.
     documents_suffix
         The ending of the file of documents beside one of ids, which may be absent; "": there is no such file.
     """
 
     sign: ClassVar[str]
-    mixes_dtypes: ClassVar[bool] = False
     documents_suffix: ClassVar[str] = ""
 
     def __init__(self, suffixes: tuple[str, ...], read_as: ReadAs = AS_STORED) -> None:

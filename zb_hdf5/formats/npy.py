@@ -108,7 +108,6 @@ class NpyArrays(FlatFormat):
     """1-D `.npy` files of integers, each of which counts as one document."""
 
     sign: ClassVar = "a header of numpy"
-    mixes_dtypes: ClassVar = True
 
     def recognises(self, path: Path) -> bool:
         return head_of(path, len(NPY_MAGIC))[0] == NPY_MAGIC

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
-from zb_hdf5.files.field_files import require_no_masks
+from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.listing import kept_listings, listed, name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
@@ -461,7 +461,8 @@ class FlatHolder(Holder):
         if read_as.digests is not None:
             digests = Digests.load(read_as.digests).require_all(opening.path, self.name, found)
         dtypes = {each.dtype for each in found}
-        _require_alike(found, mixes_dtypes=flat.mixes_dtypes)
+        require_one_dtype((each.path, each.dtype) for each in found)
+        _require_one_kind(found)
         is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
         stored = stored_dtype("uint16" if is_small else "uint32")
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT, fields=found[0].fields)
@@ -475,17 +476,10 @@ class FlatHolder(Holder):
         return ShardIndex(meta, table, source=source, digests=digests, read_as=read_as)
 
 
-def _require_alike(found: list[FlatTokens], *, mixes_dtypes: bool) -> None:
-    """Raise `FormatError` if the files of a folder differ: one that is of another corpus would be read unseen."""
+def _require_one_kind(found: list[FlatTokens]) -> None:
+    """Raise `FormatError` if the files of a folder differ in their fields: some values would be lost unseen."""
     first = found[0]
-    if mixes_dtypes:
-        require_no_masks((each.path, each.dtype) for each in found)
     for each in found:
-        if each.dtype != first.dtype and not mixes_dtypes:
-            raise FormatError(
-                f"{each.path}: expected ids of {first.dtype}, as {first.path.name} has them, found {each.dtype}: "
-                "the ids of one tokenizer are alike; move the others to another folder"
-            )
         if each.fields != first.fields:
             expected = " and ".join(field.name for field in first.fields) or "no field"
             names = " and ".join(field.name for field in each.fields) or "none"

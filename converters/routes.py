@@ -34,7 +34,7 @@ class Share(NamedTuple):
     total: int
 
     def owns(self, number: int) -> bool:
-        """Return whether what lies before a document, or behind the last one, counts here."""
+        """Return whether the dropped rows before a document, or behind the last one, count here."""
         return self.first <= number < self.stop or number == self.stop == self.total
 
 

@@ -109,7 +109,7 @@ class SourceKind:
 
     @property
     def is_staged(self) -> bool:
-        """Whether its documents become a stream before they become rows, which are cut and shuffled over all of it."""
+        """Whether its documents become a stream before they become rows, which are cut from the whole stream."""
         return bool(self.rows) and self.several
 
     def options_of(self, target: str) -> dict[str, Any]:

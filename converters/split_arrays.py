@@ -64,7 +64,7 @@ class SplitOrder(Permutation):
     def _mapped(
         self, splits: IndexArray, values: IndexArray, of: Callable[[Permutation, IndexArray], IndexArray]
     ) -> IndexArray:
-        """Return what the order of the split of each value makes of it."""
+        """Return each value as the order of its split maps it."""
         found = np.empty(values.shape, np.int64)
         for number, order in enumerate(self._orders):
             here = splits == number

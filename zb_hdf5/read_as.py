@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # which the help of the commands does not need
 
 #: The axes of a dataset of another program that holds batches.
 AXES: Final = "batch,record,token"
-#: What becomes of rows that were never written.
+#: The treatments of rows that were never written.
 FILL: Final = "fill"
 UNWRITTEN: Final = (FILL, "drop")
 #: The dtypes of ids in files without a header, by which they are named: little-endian.

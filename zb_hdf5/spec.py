@@ -358,7 +358,8 @@ class StoreMeta:
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
         `seq_len` values: all values of the first token, then of the second one, and so on.
     unfit
-        Of another program: the names of fields of targets whose values can be none, and for each what it has in words.
+        In files of another program: the fields that are named as targets are and have other values, each with these in
+        words.
 
     Raises
     ------

@@ -396,7 +396,7 @@ def described(path):
 
 @pytest.mark.parametrize("layout", ["batches", "stream"])
 def test_info_makes_no_entry_for_each_shard(layout, tmp_path, monkeypatch):
-    """Of 100,000 shards these would take ten times as long as to open the store, and so would the index, read twice."""
+    """With 100,000 shards these take ten times as long as the opening of the store, and so does an index read twice."""
     np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
     folder = tmp_path / layout
     if layout == "batches":

@@ -183,7 +183,7 @@ def parquet_of(**columns):
     return lambda path: parquet.write_table(pa.table(columns), path)
 
 
-#: Name, its writer, and what a line makes of it: "ids" in a stream or an array, or a text.
+#: Name, its writer, and the result of its line: "ids" in a stream or an array, or a text.
 DOORS = {
     "a.npz": (lambda path: np.savez(path, ids=IDS, other=IDS), "ids"),
     "a b.npz": (lambda path: np.savez(path, ids=IDS), "ids"),

@@ -1,4 +1,4 @@
-"""Lines, and files that are read whole: none takes more memory than the bound, and what is no file is not opened."""
+"""Lines, and files that are read whole: none takes more memory than the bound, and FIFOs and devices are not opened."""
 
 import gzip
 import io

@@ -309,7 +309,7 @@ def test_a_name_that_no_file_can_have_is_a_format_error_everywhere(kind, name, w
         assert (code, "not the name of a file" in output) == ({"verify": 3, "info": 1}[command], True), output
 
 
-# --- what is no file -------------------------------------------------------------------------------------------
+# --- FIFOs and devices -----------------------------------------------------------------------------------------
 @pytest.fixture
 def no_hang():
     """End a test that waits for the other end of a FIFO."""

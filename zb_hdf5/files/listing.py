@@ -60,7 +60,7 @@ class _Tree(NamedTuple):
     stores
         The indexes of the stores below it.
     listings
-        What was asked for, by the endings.
+        The listings that were asked for, by the endings.
     """
 
     names: list[str]
@@ -235,7 +235,7 @@ class _Walk:
     Parameters
     ----------
     root
-        The folder. Of a store, those below it are none of its own.
+        The folder. The folders below a store are not a part of it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -302,7 +302,7 @@ def _order(name: str) -> list[str]:
 
 
 def _status(path: str | os.PathLike[str]) -> os.stat_result:
-    """Return the status of what a path, or a link, leads to."""
+    """Return the status of the file or folder at a path; links are followed."""
     try:
         return os.stat(path)
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ from zb_hdf5.spec import TokenArray
 
 MAP_FIXED: Final = 0x10  # Linux on x86 and Arm
 PROT_NONE: Final = 0
-#: Bytes of a huge page. What begins at the same place of one in a file and in memory is mapped in larger pieces.
+#: Bytes of a huge page. Data at the same place of one in a file and in memory are mapped in larger pieces.
 HUGE_PAGE: Final = 2 << 20
 
 

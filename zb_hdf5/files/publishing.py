@@ -381,7 +381,7 @@ def refuse_link(path: Path) -> None:
 
 
 def fresh_file(path: Path) -> int:
-    """Make an empty file, and return its descriptor. What has the name now is removed: a link is not followed."""
+    """Make an empty file, and return its descriptor. A file or link of this name is removed, and never followed."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -477,7 +477,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_result(path: Path) -> None:
-    """Raise `ExistsError` if a result of one or several files exists; what a kill has left of the old one goes."""
+    """Raise `ExistsError` if a result exists, and remove the old files that a killed run has left aside for it."""
     if path.exists():
         ReplacedFiles(path, ()).remove()
     refuse_existing(path)

@@ -83,7 +83,7 @@ class Tokens(ABC):
     plain
         The tokens of one file with all units at a constant stride; else None.
     residency
-        What reads have found out about the pages of the files. One that nobody changes, if there are none.
+        The findings of reads about the pages of the files; without files, one that nobody changes.
     """
 
     __slots__ = ()

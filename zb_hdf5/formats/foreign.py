@@ -139,7 +139,7 @@ def can_be_field(name: str, stored: h5py.Dataset) -> bool:
 
 
 def unfit_targets(h5: h5py.File, name: str, fields: Collection[str]) -> tuple[tuple[str, str], ...]:
-    """Return the values in the group of a dataset that have the name of a field of targets and are none; in words."""
+    """Return the fields beside a dataset that are named as targets and have other values, each with these in words."""
     group = h5[name].parent
     found = {each: group.get(each) for each in (LABELS, LOSS_MASK) if each not in fields and each != _base(name)}
     return tuple(

@@ -217,7 +217,7 @@ def open_for_loader(
 ) -> BatchReader:
     """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
 
-    Of a store, "auto" is the split for training. Files of a folder that are left out are noted.
+    For a store, "auto" is the split for training. Files of a folder that are left out are noted.
     """
     is_whole = batch_size is not None and seq_len is not None
     opening = look(

@@ -82,9 +82,9 @@ class RowColumns(NamedTuple):
     Attributes
     ----------
     ids
-        Of lists of ids: one of a known name, or the only one.
+        The column of lists of ids: one of a known name, or the only one.
     text, chats
-        Of text, and of lists of messages.
+        The columns of text, and of lists of messages.
     """
 
     ids: str
@@ -93,7 +93,7 @@ class RowColumns(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> RowColumns:
-        """Find the columns of a file; none in one that is none of rows, or is damaged."""
+        """Find the columns of a file of rows; none in a damaged one, or in another file."""
         try:
             kinds = kind_of_file(path).kinds(path)
         except (OSError, ZbError):

@@ -61,9 +61,9 @@ ENCODING_MARKS: Final = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 ENCODING_MARK_BYTES: Final = 4
-#: Of so many bytes of UTF-16 that is mostly ASCII more than one is 0.
+#: Bytes of UTF-16 that is mostly ASCII, of which more than one is 0.
 NUL_SHARE: Final = 4
-#: A text, or why it is none, and the values of its other columns; None: a blank line.
+#: A text, or the reason why there is none, and the values of its other columns; None: a blank line.
 Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]] | None"
 
 
@@ -83,7 +83,7 @@ class Reason(StrEnum):
     REFUSED = "refused by the tokenizer"
 
 
-#: The query of jq that writes one object in each line, by what the lines were in place of that.
+#: The query of jq that writes one object in each line, by the reason why its lines were dropped.
 WHOLE_JSON: Final = {Reason.IN_ARRAY: ".[]", Reason.SPREAD: ".", Reason.SEVERAL: "."}
 #: The share of the lines, rows or files of text that may be no documents, unless another one is given.
 DEFAULT_MAX_DROPPED: Final = 0.5

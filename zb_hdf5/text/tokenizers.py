@@ -27,7 +27,7 @@ TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
-#: What makes a Unigram model draw one of several ways to encode a text.
+#: The keys by which a Unigram model draws one of several ways to encode a text.
 LOTS: Final = ("alpha", "nbest_size")
 
 

@@ -109,7 +109,7 @@ class Encoding:
         return cls(ARRAY, _DTYPES[parts[0]] if parts else None, shape)
 
     def kind(self, data: npt.NDArray[np.uint8], where: str) -> np.dtype[Any] | str:
-        """Return the dtype of the array of one sample, words if it has more axes; `FormatError` if it is none."""
+        """Return the dtype of the array of one sample, words if it has more axes; `FormatError` for other bytes."""
         dtype, shape, _ = self._parts(data, where)
         return dtype if len(shape) == 1 else _of_axes(len(shape))
 

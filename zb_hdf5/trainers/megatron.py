@@ -65,7 +65,7 @@ ROWS_AT_ONCE: Final = 1 << 20
 
 
 def fairseq_dtype(head: bytes, size: int) -> str:
-    """Return the dtype of ids that an index of fairseq has; "": it is none. Its magic is the same.
+    """Return the dtype of ids that an index of fairseq has; "" for another index. Its magic is that of Megatron.
 
     Parameters
     ----------

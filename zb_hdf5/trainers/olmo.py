@@ -87,7 +87,7 @@ class OlmoFiles(FlatFormat):
 
 
 def _mask_of(path: Path) -> Path | None:
-    """Return the file of the loss mask of a file whose name says that it has ids; None: there is none.
+    """Return the file of the loss mask beside a file that is named as ids are; None if there is none.
 
     OLMo-core names `labels_mask_part_0000.npy` beside `token_ids_part_0000.npy`: a bool for each id, without a header.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -100,11 +101,15 @@ class RowColumns(NamedTuple):
         except (OSError, ZbError):
             return cls("", "", "")
         lists = [name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"]
-        ids = next((name for name in IDS_COLUMNS if name in lists), lists[0] if len(lists) == 1 else "")
         texts = [name for name, kind in kinds.items() if kind in TEXT_KINDS]
-        text = TEXT_COLUMN if TEXT_COLUMN in texts else (texts[0] if len(texts) == 1 else "")
         chats = next((name for name, kind in kinds.items() if str(kind).startswith(CHAT_KINDS)), "")
-        return cls(ids, text, chats)
+        return cls(_known_or_only(IDS_COLUMNS, lists), _known_or_only((TEXT_COLUMN,), texts), chats)
+
+
+def _known_or_only(known: Sequence[str], found: Sequence[str]) -> str:
+    """Return the first known name that was found; else the only one that was found; "": there are others."""
+    only = found[0] if len(found) == 1 else ""
+    return next((name for name in known if name in found), only)
 
 
 def way_of_rows(source: Path) -> str:

@@ -152,9 +152,12 @@ def _flaw_of_line(line: str) -> Reason:
     except (ValueError, RecursionError):
         return Reason.BAD_JSON
     rest = line[end:].lstrip()
-    if isinstance(value, dict):
-        return Reason.IN_ARRAY if rest == "," else Reason.SEVERAL if rest.startswith("{") else Reason.BAD_JSON
-    return Reason.SPREAD if isinstance(value, str) and rest.startswith(":") else Reason.BAD_JSON
+    if isinstance(value, dict) and rest == ",":
+        return Reason.IN_ARRAY
+    if isinstance(value, dict) and rest.startswith("{"):
+        return Reason.SEVERAL
+    is_key = isinstance(value, str) and rest.startswith(":")
+    return Reason.SPREAD if is_key else Reason.BAD_JSON
 
 
 def _lines_until(file: BinaryIO, path: Path, stop: int | None) -> Iterator[bytes | bytearray]:

@@ -7,6 +7,8 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -332,3 +334,12 @@ def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, comm
     with pytest.raises(ConvertError, match="files are there; leave out the kind") as caught:
         open_documents([tmp_path if in_folder else tmp_path / name], kind)
     assert message_of(caught.value).endswith(f"files are there; run 'zb convert {command}' for them")
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "written"),
+    [("a.jsonl", "cat", "a.jsonl"), ("a.JSON.GZ", "zcat", "a.JSON"), ("b c.jsonl.zst", "zstdcat", "b c.jsonl")],
+)
+def test_the_line_that_makes_good_lines_unpacks_the_file(name, reader, written):
+    line = f"{reader} {quote(name)} | jq -c '.[]' > {quote(f'lines-{written}')}"
+    assert Dropped({"in a JSON array": 1}).cure(Path(name)).endswith(f": {line}")

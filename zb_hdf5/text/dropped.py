@@ -12,6 +12,7 @@ from typing import Final
 
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.line_file import rewriting_line
 
 #: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
@@ -94,7 +95,5 @@ class Dropped:
         whole = next((query for reason, query in WHOLE_JSON.items() if reason.value in self.counts), "")
         if not whole:
             return ""
-        reader = "zcat" if path.suffix == ".gz" else "cat"
-        written = path.with_name(f"lines-{path.name.removesuffix('.gz')}")
-        line = f"{reader} {shlex.quote(str(path))} | jq -c {shlex.quote(whole)} > {shlex.quote(str(written))}"
-        return f"; expected one JSON object in each line, which this writes: {line}"
+        command = f"jq -c {shlex.quote(whole)}"
+        return f"; expected one JSON object in each line, which this writes: {rewriting_line(path, command, 'lines')}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import shlex
 from pathlib import Path
 from typing import Final
 
 from zb_hdf5.errors import FormatError
-from zb_hdf5.files.line_file import GZIP_SUFFIX, ZSTD_SUFFIX, is_compressed
+from zb_hdf5.files.line_file import rewriting_line
 from zb_hdf5.text.dropped import Reason
 
 #: The marks with which files of other encodings begin; the longer ones first, since they begin with shorter ones.
@@ -34,9 +33,7 @@ def require_utf8(head: bytes, path: Path) -> None:
     """Raise `FormatError` if a file begins with the mark of another encoding."""
     for mark, encoding in ENCODING_MARKS.items():
         if head.startswith(mark):
-            reader = {GZIP_SUFFIX: "zcat", ZSTD_SUFFIX: "zstdcat"}.get(path.suffix.lower(), "cat")
-            written = path.with_name(f"utf8-{path.stem if is_compressed(path) else path.name}")
-            line = f"{reader} {shlex.quote(str(path))} | iconv -f {encoding} -t UTF-8 > {shlex.quote(str(written))}"
+            line = rewriting_line(path, f"iconv -f {encoding} -t UTF-8", "utf8")
             raise FormatError(f"{path}: expected UTF-8, found {encoding} by its first bytes; convert it: {line}")
 
 

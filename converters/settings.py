@@ -259,11 +259,7 @@ def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str])
     given = {name: getattr(conversion, name) for name in sorted(conversion.given)}
     if conversion.source_format != "auto":
         given["source_format"] = conversion.source_format
-    source = conversion.source
-    sources = source if isinstance(source, str | os.PathLike) else [*source]
-    if isinstance(sources, list) and len(sources) == 1:
-        [sources] = sources
-    return conversion_call(sources, target, path, **given)
+    return conversion_call(conversion.source, target, path, **given)
 
 
 def _suffixes() -> set[str]:

@@ -173,6 +173,18 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     return tree.listings[suffixes]
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders in another one that have files in or below them, in their order. Raises as `listed`."""
+    tree = _tree_of(folder)
+    names = {name.partition("/")[0] for name in (*tree.names, *tree.stores) if "/" in name}
+    return [folder / name for name in sorted(names)]
+
+
+def own_files(folder: Path) -> list[Path]:
+    """Return all files in a folder itself, in their order, whatever their names are. Raises as `listed`."""
+    return [folder / name for name in _tree_of(folder).names if "/" not in name]
+
+
 def _listing(path: Path, tree: _Tree, suffixes: tuple[str, ...]) -> Listing:
     """Return the files of a folder that is listed. Raises as `listed`."""
     special = next((name for name in tree.special if name.lower().endswith(suffixes)), None)

@@ -16,7 +16,7 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
-from zb_hdf5.files.listing import name_below
+from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
@@ -203,6 +203,7 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
         report.problem = IncompleteError(f"{report.path}: {error}")
 
 
+@kept_listings()
 def verify_store(
     path: str | os.PathLike[str],
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -10,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
-from zb_hdf5.files.listing import listed
+from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
@@ -38,6 +37,7 @@ PART_NOUNS: Final = ("a shard of MDS", "a chunk of litdata")
 _TEXT_SUFFIXES: Final = tuple(suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes)
 
 
+@kept_listings()
 def way_in(path: Path) -> FormatError | None:
     """Return the error of a path that has tokens or text in a format that is converted first; None: of another path."""
     if isinstance(path, RemotePath):
@@ -50,7 +50,8 @@ def way_in(path: Path) -> FormatError | None:
 
 def _is_of_a_store(folder: Path) -> bool:
     """Return whether a folder is a store that lost its index, or a conversion that is not finished."""
-    return folder.name.endswith(PARTIAL_SUFFIX) or any(name.startswith(SHARD_PREFIX) for name in os.listdir(folder))
+    is_unfinished = folder.name.endswith(PARTIAL_SUFFIX)
+    return is_unfinished or any(file.name.startswith(SHARD_PREFIX) for file in own_files(folder))
 
 
 def _of_format(path: Path, name: str) -> FormatError:
@@ -156,9 +157,7 @@ def _of_folder(folder: Path) -> FormatError | None:
     name = source_name_of(folder)
     if name:
         return _of_format(folder, name)
-    inside = sorted(folder.iterdir())
-    sets = [each for each in inside if each.is_dir()][:MAX_FOLDERS]
-    known = [each for each in sets if source_name_of(each) or flat_name_of(each)]
+    known = [each for each in folders_in(folder)[:MAX_FOLDERS] if source_name_of(each) or flat_name_of(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)
@@ -167,5 +166,5 @@ def _of_folder(folder: Path) -> FormatError | None:
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
         words = way_of_rows(folder) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
-    first = next((each for each in inside if each.is_file() and not each.name.startswith(".")), None)
+    first = next(iter(own_files(folder)), None)
     return None if first is None else _of_file(first)

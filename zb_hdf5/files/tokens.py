@@ -450,8 +450,7 @@ class FileTokens(Tokens):
     def _joined_flat(self) -> TokenArray | None:
         """Return all tokens, mapped for reads in any order: those of several runs side by side, if they are pages."""
         if self._flat is None:
-            parts = self.parts()
-            data = map_side_by_side(parts) if parts else None
+            data = map_side_by_side(self.parts())
             self._flat = None if data is None else data.view(self.dtype)[: self.num_tokens]
         else:
             self.file.require_whole()

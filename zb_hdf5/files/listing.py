@@ -61,6 +61,8 @@ class _Tree(NamedTuple):
         The indexes of the stores below it.
     listings
         The listings that were asked for, by the endings.
+    last_parts
+        The part of each name behind its last dot, in lower case: most formats are ruled out by them.
     """
 
     names: list[str]
@@ -68,15 +70,17 @@ class _Tree(NamedTuple):
     special: list[str]
     stores: list[str]
     listings: dict[tuple[str, ...], Listing]
+    last_parts: set[str]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the regular files that have one of the endings, in any case.
 
         A `.json` may have facts about the files beside it: it is read where there are no other files of tokens or text.
         """
-        endings = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
-        found = tuple([name for name in self.names if name.lower().endswith(endings)])
-        if JSON_SUFFIX in suffixes and not found and not self.left_out(()):
+        possible = [suffix for suffix in suffixes if "." not in suffix or _last_part(suffix) in self.last_parts]
+        endings = tuple(suffix for suffix in possible if suffix != JSON_SUFFIX)
+        found = tuple([name for name in self.names if name.lower().endswith(endings)]) if endings else ()
+        if JSON_SUFFIX in possible and not found and not self.left_out(()):
             found = tuple([name for name in self.names if is_lone_json(name)])
         return found
 
@@ -124,7 +128,7 @@ class Listing:
 
 
 #: The tree of a folder that is not listed.
-_NOTHING: Final = _Tree([], {}, [], [], {})
+_NOTHING: Final = _Tree([], {}, [], [], {}, set())
 #: The trees of a block of `kept_listings`.
 _KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
 
@@ -252,7 +256,7 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._found = _Tree([], {}, [], [], {})
+        self._found = _Tree([], {}, [], [], {}, set())
         self._folders = [""]
         self._linked: list[str] = []
         self._entered: set[_Inode] = set()
@@ -267,6 +271,7 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
+        self._found.last_parts.update(map(_last_part, self._found.names))
         return self._found
 
     def _enter(self, name: str) -> None:
@@ -306,6 +311,10 @@ class _Walk:
             self._found.special.append(name)
         elif not is_store and not name.endswith(PARTIAL_SUFFIX):
             (self._linked if is_link else self._folders).append(name)
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2].lower()
 
 
 def _order(name: str) -> list[str]:

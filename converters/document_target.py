@@ -322,8 +322,6 @@ def _shard_names(plan: TokensPlan, target: str) -> list[str]:
 def names_of_files(writer: type[DocumentWriter], written: StoreMeta) -> str:
     """Return a regular expression of the names of all files of a folder, and of those that a killed job has left.
 
-    Files that may belong to the ids count, also those that this conversion does not write: it replaces the old folder.
-
     Parameters
     ----------
     writer
@@ -331,8 +329,7 @@ def names_of_files(writer: type[DocumentWriter], written: StoreMeta) -> str:
     written
         The tokens and the fields that are written.
     """
-    file = Path(f"x{writer.suffix}")
-    endings = {path.name.partition(".")[2]: None for path in (*writer.files(file, written), *writer.beside(file))}
+    endings = [path.name.partition(".")[2] for path in writer.files(Path(f"x{writer.suffix}"), written)]
     files = rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})"
     return rf"({'|'.join([files, *map(escape, writer.folder_names)])})(\.partial|\.progress)?"
 

@@ -27,7 +27,6 @@ from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.field_files import require_no_masks
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.registry import FORMATS
@@ -155,6 +154,11 @@ class ArraySource(BatchSource):
         The share of the records that is held out as the split "val": of the shuffled ones the last.
     target
         The number or the size of the shards of the split for training, where records are held out.
+
+    Attributes
+    ----------
+    dtypes
+        The dtype of each file.
     """
 
     def __init__(
@@ -174,6 +178,7 @@ class ArraySource(BatchSource):
         target: Target | None = None,
     ) -> None:
         self.paths = [file.path for file in files]
+        self.dtypes = [file.dtype for file in files]
         self._files = list(files)
         if not seq_len:
             seq_len = _stored_length(files)
@@ -181,7 +186,6 @@ class ArraySource(BatchSource):
             file.require_length(seq_len)
         self._places = RecordPlaces([file.shape for file in files], seq_len)
         total = self._places.total
-        require_no_masks((file.path, file.dtype) for file in files)
         stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
         fields = _fields_of(files)
         self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
@@ -355,20 +359,18 @@ class ArraySource(BatchSource):
 
 
 def array_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of an `ArraySource` as a conversion asks for them; its target decides the dtype of "auto".
-
-    For a target of documents each record is a batch: each becomes a document, in order.
-    """
+    """Return the options of an `ArraySource` as a conversion asks for them; its target decides the dtype of "auto"."""
     options = settings.of(ArrayOptions)
-    row = FORMATS.get(settings.target.format)
-    of_all = {"seq_len": options.seq_len, "seed": options.seed, "vocab_size": options.vocab_size}
-    if row is None:
-        return {**of_all, "dtype": options.dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = FORMATS[settings.target.format].default_dtype
     return {
-        **of_all,
         "batch_size": options.batch_size,
+        "seq_len": options.seq_len,
+        "seed": options.seed,
         "shuffle": options.shuffle,
-        "dtype": row.default_dtype if options.dtype == "auto" else options.dtype,
+        "dtype": dtype,
+        "vocab_size": options.vocab_size,
         "remainder": options.remainder,
         "pad_id": options.pad_id,
         "val_fraction": settings.of(HeldOut).val_fraction,

@@ -20,7 +20,7 @@ from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT, TokenArray, bad_token_message, token_limit
-from zb_hdf5.text.corpus import Dropped
+from zb_hdf5.text.dropped import Dropped
 
 #: The words of `--note`, in the same entry.
 NOTE: Final = "note"

@@ -322,6 +322,8 @@ def _shard_names(plan: TokensPlan, target: str) -> list[str]:
 def names_of_files(writer: type[DocumentWriter], written: StoreMeta) -> str:
     """Return a regular expression of the names of all files of a folder, and of those that a killed job has left.
 
+    Files that may belong to the ids count, also those that this conversion does not write: it replaces the old folder.
+
     Parameters
     ----------
     writer
@@ -329,7 +331,8 @@ def names_of_files(writer: type[DocumentWriter], written: StoreMeta) -> str:
     written
         The tokens and the fields that are written.
     """
-    endings = [path.name.partition(".")[2] for path in writer.files(Path(f"x{writer.suffix}"), written)]
+    file = Path(f"x{writer.suffix}")
+    endings = {path.name.partition(".")[2]: None for path in (*writer.files(file, written), *writer.beside(file))}
     files = rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})"
     return rf"({'|'.join([files, *map(escape, writer.folder_names)])})(\.partial|\.progress)?"
 

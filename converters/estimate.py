@@ -113,7 +113,7 @@ def _sampled(source: DocumentSource, num_threads: int, rehearsal: Rehearsal) -> 
 
 
 def _sample(source: DocumentSource, group: DocumentGroup, num_threads: int, rehearsal: Rehearsal) -> tuple[int, bool]:
-    """Return the tokens of about `SAMPLE_GROUP_BYTES` of a group, and whether these are all of it."""
+    """Return the tokens of about `SAMPLE_GROUP_BYTES` of a group, and whether the whole group was read."""
     tokens = 0
     for encoded in source.read(group, None, num_threads):
         deliver_signals()

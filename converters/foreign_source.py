@@ -13,7 +13,7 @@ from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_option
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ConvertError, conversion_call
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import RemotePath
@@ -110,32 +110,35 @@ class ForeignSource(ArraySource):
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     read_as = settings.of(DatasetOptions).read_as
+    _require_batches(paths[0], settings.target.format, read_as)
     warn_of_mask(read_as)
     columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
     tokens_only = settings.of(LossOptions).tokens_only
-    row = FORMATS.get(settings.target.format)
-    if tokens_only and (row is None or not row.tokens_only):
+    if tokens_only and not FORMATS[settings.target.format].tokens_only:
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
     elif not tokens_only:
         for column in columns:
             require_no_unfit(column.path, column.meta)
         if left_out := sorted({name for column in columns for name in column.left_out}):
             warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
-    options = array_options(settings)
-    if row is not None:
-        options["batch_size"] = settings.of(ForeignOptions).batch_size
-    elif columns[0].meta.layout == STREAM_LAYOUT and options["seq_len"] is None:
-        raise ArgumentError(
-            f"{columns[0].path}: is a token stream without documents: pass seq_len, the tokens of each",
-            options=["seq_len"],
-        )
+    batch_size = settings.of(ForeignOptions).batch_size
     return arrays_of_splits(
         columns,
         [column.path for column in columns],
         settings,
         partial(ForeignSource, read_as=read_as),
-        options,
+        {**array_options(settings), "batch_size": batch_size},
     )
+
+
+def _require_batches(path: Path, target: str, read_as: ReadAs) -> None:
+    """Raise `ConvertError` for a target of documents: a dataset of ids has none."""
+    if target not in FORMATS:
+        named = {} if read_as.dataset is None else {"dataset": read_as.dataset}
+        raise ConvertError(
+            f"{path}: expected documents for {target}, found a dataset of ids without them: convert it to batches: "
+            f"{conversion_call(path, 'hdf5', **named)}"
+        )
 
 
 def require_no_unfit(path: Path, meta: StoreMeta) -> None:

@@ -17,7 +17,7 @@ from zb_hdf5.converters.options import CutOptions, Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.field_files import ids_at, require_no_masks
+from zb_hdf5.files.field_files import ids_at, require_one_dtype
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wrapper, open_extents
@@ -170,7 +170,7 @@ class CutSource(DocumentSource):
                     "records"
                 )
             self._files.append(ArrayAt(path, header))
-        require_no_masks((file.path, file.dtype) for file in self._files)
+        require_one_dtype([(file.path, file.dtype) for file in self._files], paths)
         is_auto = options.dtype == "auto"
         self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else options.dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]

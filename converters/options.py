@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.read_as import ReadAs
-from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
+from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine

@@ -13,7 +13,7 @@ from zb_hdf5.console import words_of_option
 from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.sources import SOURCES, kind_named, target_of
 from zb_hdf5.errors import Remedy, ZbError
-from zb_hdf5.files.listing import listed
+from zb_hdf5.files.listing import folders_in, kept_listings, listed
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.store.way_in import MAX_FOLDERS
@@ -30,6 +30,7 @@ from zb_hdf5.trainers.trainer_formats import (
 ANY_DTYPE: Final = "uint16"
 
 
+@kept_listings()
 def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
     """Return the words for the format that the first source has, with the line to type; "": none is known.
 
@@ -56,9 +57,8 @@ def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
 
 
 def _places(path: Path) -> list[Path]:
-    """Return a path, and the first folders in it."""
-    folders = sorted(each for each in path.iterdir() if each.is_dir()) if path.is_dir() else []
-    return [path, *folders[:MAX_FOLDERS]]
+    """Return a path, and the first folders in it that have files."""
+    return [path, *folders_in(path)[:MAX_FOLDERS]] if path.is_dir() else [path]
 
 
 def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +46,7 @@ def refuse_parts_of_rows(conversion: Conversion, kind: SourceKind | None) -> Non
 
 def _lines(conversion: Conversion, kind: SourceKind) -> list[str]:
     """Return the calls that write the stream, merge it, write the rows, and merge these."""
-    given = {name: _plain(getattr(conversion, name)) for name in sorted(conversion.given - {"layout", "shard_range"})}
+    given = {name: getattr(conversion, name) for name in sorted(conversion.given - {"layout", "shard_range"})}
     part = tuple(conversion.shard_range or WHOLE)
     both = {name: given[name] for name in _OF_BOTH if name in given}
     if conversion.val_fraction and "seed" in given:  # it draws the documents, and shuffles their rows
@@ -62,11 +61,8 @@ def _lines(conversion: Conversion, kind: SourceKind) -> list[str]:
         second["shards"] = given["shards"]
     path: Path = conversion.destination
     stream = path.with_name(path.name + STREAM_SUFFIX)
-    source = conversion.source
-    sources = [source] if isinstance(source, str | os.PathLike) else [*source]
-    named = sources[0] if len(sources) == 1 else sources
     return [
-        conversion_call(named, STREAM, stream, **first, **both, shard_range=part),
+        conversion_call(conversion.source, STREAM, stream, **first, **both, shard_range=part),
         merge_call(stream),
         conversion_call(stream, conversion.target, path, **second, **both, shard_range=part),
         merge_call(path),
@@ -76,8 +72,3 @@ def _lines(conversion: Conversion, kind: SourceKind) -> list[str]:
 def _chosen(given: Mapping[str, Any], known: Mapping[str, Any], leave_out: tuple[str, ...]) -> dict[str, Any]:
     """Return the options of one step."""
     return {name: value for name, value in given.items() if name in known and name not in leave_out}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as a line to type has it."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value

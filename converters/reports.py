@@ -51,7 +51,7 @@ class Report:
     lacks_vocab_size
         Whether a vocabulary size of at most 65,536 would have stored uint16 instead of uint32.
     dtype
-        The dtype of the ids in the files, where it is none of ours; "": that of `meta`.
+        The dtype of the ids in the files, where a store has no such dtype; "": that of `meta`.
     left_out
         Other files of tokens or text in the folders of the source.
     """

@@ -20,7 +20,7 @@ from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT
-from zb_hdf5.text.corpus import Dropped
+from zb_hdf5.text.dropped import Dropped
 
 TRAIN: Final = DEFAULT_SPLIT
 VAL: Final = "val"
@@ -34,7 +34,7 @@ class Share(NamedTuple):
     total: int
 
     def owns(self, number: int) -> bool:
-        """Return whether what lies before a document, or behind the last one, counts here."""
+        """Return whether the dropped rows before a document, or behind the last one, count here."""
         return self.first <= number < self.stop or number == self.stop == self.total
 
 

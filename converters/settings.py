@@ -34,9 +34,10 @@ from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.spec import UPLOAD_DIGITS, codec_named
+from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, UPLOAD_DIGITS, codec_named
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
     INSTALLED,
@@ -54,9 +55,8 @@ OTHER_SUFFIXES: Final = frozenset(
         *(".tar", ".zip", ".gz", ".zst", ".bz2", ".xz", ".tfrecord", ".array_record", ".feather", ".db", ".sqlite"),
     )
 )
-#: The format whose files of documents are named for a target, and their ending.
+#: The format whose files of documents are named for a target.
 MEGATRON: Final = "megatron"
-MEGATRON_INDEX: Final = ".idx"
 #: The options of a source that is open already: which of them matter depends on it.
 _OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
 
@@ -173,7 +173,7 @@ def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
     return Target(
         shards=options.shards,
         shard_size=options.shard_size,
-        note=options.note,
+        note=without_secrets(options.note),
         codec=codec_named(options.codec),
         live=options.live,
         format=conversion.target,
@@ -249,7 +249,7 @@ def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str])
         The endings that a folder may not have.
     """
     target = next((name for name in document_targets() if path.suffix in format_named(name).suffixes[:1]), "")
-    if not target and path.suffix == MEGATRON_INDEX:
+    if not target and path.suffix == MEGATRON_INDEX_SUFFIX:
         target = MEGATRON
         path = path.with_suffix(format_named(target).suffixes[0])
     if not target:
@@ -259,11 +259,7 @@ def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str])
     given = {name: getattr(conversion, name) for name in sorted(conversion.given)}
     if conversion.source_format != "auto":
         given["source_format"] = conversion.source_format
-    source = conversion.source
-    sources = source if isinstance(source, str | os.PathLike) else [*source]
-    if isinstance(sources, list) and len(sources) == 1:
-        [sources] = sources
-    return conversion_call(sources, target, path, **given)
+    return conversion_call(conversion.source, target, path, **given)
 
 
 def _suffixes() -> set[str]:

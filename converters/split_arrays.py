@@ -16,6 +16,7 @@ from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCount
 from zb_hdf5.converters.options import Settings, SplitNames, Target
 from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import IndexArray, Permutation
@@ -63,7 +64,7 @@ class SplitOrder(Permutation):
     def _mapped(
         self, splits: IndexArray, values: IndexArray, of: Callable[[Permutation, IndexArray], IndexArray]
     ) -> IndexArray:
-        """Return what the order of the split of each value makes of it."""
+        """Return each value as the order of its split maps it."""
         found = np.empty(values.shape, np.int64)
         for number, order in enumerate(self._orders):
             here = splits == number
@@ -182,11 +183,14 @@ def arrays_of_splits(
     if not settings.of(SplitNames).is_one:
         told = named_splits(paths, settings.paths)
     splits = train_first(told)
+    if len(splits) > 1:
+        _require_place_for_splits(splits, settings, options["val_fraction"])
+    whole = build(files, **options)
+    require_one_dtype(zip(paths, whole.dtypes, strict=True), settings.paths)
     if len(splits) < 2:
-        return build(files, **options)
-    _require_place_for_splits(splits, settings, options["val_fraction"])
-    whole = build(files, **options).meta  # the dtype and the shape that fit the files of all splits
-    shape = {"batch_size": whole.batch_size, "seq_len": whole.seq_len, "dtype": whole.dtype.name}
+        return whole
+    meta = whole.meta  # the dtype and the shape that fit the files of all splits
+    shape = {"batch_size": meta.batch_size, "seq_len": meta.seq_len, "dtype": meta.dtype.name}
     parts = {}
     for split in splits:
         here = [file for file, each in zip(files, told, strict=True) if each == split]
@@ -208,12 +212,11 @@ def _require_place_for_splits(splits: list[str], settings: Settings, val_fractio
             options=["val_fraction", "split"],
         )
     noun = ""
-    row = FORMATS.get(target.format)
     if target.live:
         noun = "a live store has"
     elif target.is_one_file:
         noun = "one file has"
-    elif row is not None and not row.holds_batches:
+    elif not FORMATS[target.format].holds_batches:
         noun = f"{target.format} files have"
     if noun:
         raise ArgumentError(

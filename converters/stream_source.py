@@ -16,7 +16,7 @@ from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_docu
 from zb_hdf5.converters.foreign_source import require_no_unfit
 from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.documents.document_table import DocumentTableFile
-from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows
+from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
@@ -24,7 +24,6 @@ from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSourc
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.token_stream import TokenStream
-from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 
 #: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.

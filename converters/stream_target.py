@@ -51,7 +51,7 @@ from zb_hdf5.converters.reports import Done, FilesDryRun, Report
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, require_documents, route
 from zb_hdf5.converters.shard_plan import COMMIT_BYTES, SHARDS, free_room, kept_of, lack_of_room, number_of_shards
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
-from zb_hdf5.documents.metadata import JSON, DocumentRows
+from zb_hdf5.documents.metadata import JSON, DocumentRows, row_of_source
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, fresh_file, partial_path, refuse_existing
@@ -68,7 +68,6 @@ from zb_hdf5.spec import (
     find_bad_token,
     token_limit,
 )
-from zb_hdf5.text.corpus import row_of_source
 
 #: The word for the files in the journal and in messages.
 TOKEN_FILES: Final = "files of tokens"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from zb_hdf5.text import corpus as documents
+from zb_hdf5.text import json_lines
 from zb_hdf5.text.corpus import open_documents
 
 
@@ -18,7 +18,7 @@ def texts():
 @pytest.fixture
 def files(tmp_path, texts, monkeypatch):
     """Return two files of JSON lines, of several row groups each."""
-    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 2000)
+    monkeypatch.setattr(json_lines, "ROW_GROUP_BYTES", 2000)
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name, part in (("a", texts[:90]), ("b", texts[90:])):

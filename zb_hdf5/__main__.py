@@ -34,7 +34,7 @@ def handle_signals() -> None:
 
 
 def open_outputs() -> None:
-    """Let any text be printed: to nowhere, if an output is closed, and with "?" for what a terminal does not have."""
+    """Let any text be printed: to nowhere if an output is closed, with "?" for characters that a terminal lacks."""
     with suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the next file that is opened would be an output
             os.set_inheritable(fd, True)

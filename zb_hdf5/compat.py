@@ -37,7 +37,8 @@ from zb_hdf5.packages import require_package
 from zb_hdf5.spec import StoreMeta, as_stored, stored_dtype
 from zb_hdf5.store.token_stream import TokenStream
 from zb_hdf5.store.window_reader import WindowReader
-from zb_hdf5.text.corpus import ParquetFile, open_documents
+from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, EncodingTokenizer, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 

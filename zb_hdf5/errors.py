@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from os import PathLike
 from typing import ClassVar, Final
 
 #: The destination in a line to type.
@@ -50,7 +51,6 @@ class Remedy(StrEnum):
         "pass unwritten='drop' to ReadAs or convert to leave them out, or unwritten='fill' to take the fill value {at} "
         "for them"
     )
-    RECORD_AXES = "pass axes='record,token' to ReadAs if each is a record"
     FILL = "pass unwritten='fill' to take the fill value {at} for them"
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype to ReadAs or convert, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
@@ -69,13 +69,18 @@ class Remedy(StrEnum):
         return self.format(at=at)
 
 
-def conversion_call(source: object, target: str, destination: object = DESTINATION, **options: object) -> str:
+def conversion_call(
+    source: str | PathLike[str] | Iterable[str | PathLike[str]],
+    target: str,
+    destination: str | PathLike[str] = DESTINATION,
+    **options: object,
+) -> str:
     """Return the call of `convert` to type for a source: the command line makes the command of it.
 
     Parameters
     ----------
     source
-        The path, or a list of several.
+        The path, or several.
     target
         The format that is written.
     destination
@@ -83,9 +88,16 @@ def conversion_call(source: object, target: str, destination: object = DESTINATI
     options
         More arguments.
     """
-    paths = [str(each) for each in source] if isinstance(source, list) else str(source)
-    words = [repr(paths), repr(target), repr(str(destination)), *(f"{name}={options[name]!r}" for name in options)]
+    paths = [str(source)] if isinstance(source, str | PathLike) else [*map(str, source)]
+    words = [repr(paths[0] if len(paths) == 1 else paths), repr(target), repr(str(destination))]
+    for name, value in options.items():
+        words.append(f"{name}={_plain(value)!r}")
     return f"convert({', '.join(words)})"
+
+
+def _plain(value: object) -> object:
+    """Return a value as a line to type has it."""
+    return str(value) if isinstance(value, PathLike) else value
 
 
 def merge_call(destination: object) -> str:

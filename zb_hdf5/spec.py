@@ -249,6 +249,10 @@ DIGESTS_FILE_KEYS: Final[dict[str, type[Any]]] = {
 #: Hexadecimal digits of the crc32 of a chunk.
 CRC32_DIGITS: Final = 8
 
+# --- files of other trainers -----------------------------------------------------------------------------------
+
+MEGATRON_INDEX_SUFFIX: Final = ".idx"  # beside the `.bin` of its ids
+
 # --- HDF5 tables, version 2 ------------------------------------------------------------------------------------
 
 TABLES_FORMAT: Final = "zb-tables"
@@ -354,7 +358,8 @@ class StoreMeta:
         None for tokens. The field whose values these batches are: then `dtype` is its dtype, and a record has
         `seq_len` values: all values of the first token, then of the second one, and so on.
     unfit
-        Of another program: the names of fields of targets whose values can be none, and for each what it has in words.
+        In files of another program: the fields that are named as targets are and have other values, each with these in
+        words.
 
     Raises
     ------

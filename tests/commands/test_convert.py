@@ -111,6 +111,13 @@ def test_a_suffix_that_is_not_written_is_refused_as_by_the_pair(inputs, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_line_for_a_name_that_is_not_written_fits_the_same_store(inputs, tmp_path):
+    np.save(tmp_path / "a.npy", TOKENS)
+    message = one_error(run_zb("convert", tmp_path / "a.npy", tmp_path / "out.zarr", "--like", inputs["hdf5"]))
+    succeed(zb, *shlex.split(message.partition(": zb ")[2]))
+    assert (tmp_path / "out" / "shards.json").exists()
+
+
 def test_several_sources_come_first_and_the_last_word_is_the_result(inputs, tmp_path):
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", TOKENS)

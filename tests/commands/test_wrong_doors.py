@@ -183,7 +183,7 @@ def parquet_of(**columns):
     return lambda path: parquet.write_table(pa.table(columns), path)
 
 
-#: Name, its writer, and what a line makes of it: "ids" in a stream or an array, or a text.
+#: Name, its writer, and the result of its line: "ids" in a stream or an array, or a text.
 DOORS = {
     "a.npz": (lambda path: np.savez(path, ids=IDS, other=IDS), "ids"),
     "a b.npz": (lambda path: np.savez(path, ids=IDS), "ids"),
@@ -194,7 +194,7 @@ DOORS = {
     "int24.h5": (int24, "ids"),
     "table.h5": (table_of_hdf5, "ids"),
     "arrays.h5": (arrays_of_hdf5, "ids"),
-    "rows.npy": (lambda path: np.save(path, np.asfortranarray(IDS.reshape(80, 50))), "records"),
+    "rows.npy": (lambda path: np.save(path, IDS.reshape(80, 50)), "records"),
     "n.csv": (csv_of_numbers, "ids"),
     "n.json": (lambda path: path.write_text(json.dumps(IDS.tolist())), "ids"),
     "t.csv": (lambda path: path.write_text('id,text\n1,"hello, world"\n'), "hello, world"),

@@ -26,7 +26,7 @@ def folder(tmp_path):
     (tmp_path / "in").mkdir()
     tokens = np.arange(RECORDS * S, dtype="<u4").reshape(-1, S)
     np.save(tmp_path / "in" / "a.npy", tokens[:60])
-    np.save(tmp_path / "in" / "b.npy", tokens[60:].astype(">i8"))
+    np.save(tmp_path / "in" / "b.npy", tokens[60:].astype(">u4"))
     return tmp_path / "in"
 
 

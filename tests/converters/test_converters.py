@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run
-from contents import batches_of, files_in, label_batches, write_batches
+from contents import batches_of, files_in, write_batches
 from contract import random_tokens
 from damage import flip_token
 from descriptors import open_files
@@ -195,7 +195,8 @@ def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
     save(tmp_path / "parts" / "c.npy", numbered(20, 13).astype(">i8").reshape(-1))
     save(tmp_path / "parts" / "d.npy", np.asfortranarray(numbered(17, 33, "<u2")))
     one = succeed("npy-to-hdf5", tmp_path / "whole.npy", tmp_path / "one.h5", *SHAPE, *shuffle)
-    many = succeed("npy-to-hdf5", tmp_path / "parts", tmp_path / "many.h5", *SHAPE, *shuffle)
+    parts = sorted((tmp_path / "parts").iterdir())  # each is named: in a folder one of another dtype is no ids
+    many = succeed("npy-to-hdf5", *parts, tmp_path / "many.h5", *SHAPE, *shuffle)
     assert one["sha256"] == many["sha256"]
     narrow_and_wide = (tmp_path / "parts" / "d.npy", tmp_path / "whole.npy")
     assert succeed("npy-to-hdf5", *narrow_and_wide, tmp_path / "o.h5", *SHAPE, *shuffle)["dtype"] == "uint32"
@@ -596,7 +597,7 @@ def test_a_store_that_is_still_written_is_refused(tmp_path):
 # --- HDF5 files of another origin ------------------------------------------------------------------------------
 def foreign(path, tokens, **options):
     with h5py.File(path, "w") as h5:
-        label_batches(h5.create_dataset("data/tokens", data=tokens, **options))
+        h5.create_dataset("data/tokens", data=tokens, **options)
         h5["data/flat"] = tokens.reshape(-1)
         h5["data/float"] = tokens[1:].astype("<f4")
     return path

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run_zb
-from contents import batches_of, files_in, label_batches
+from contents import batches_of, files_in
 from contract import is_refused
 from interrupted import Failing, Stops
 from reading import reading
@@ -31,27 +31,26 @@ from zb_hdf5.loaders.order import write_order
 S = 8
 #: How each file stores its part: the options of its dataset, its dtype, and its user block.
 LAYOUTS = [
-    ({}, "<u2", 0),
+    ({}, "<i4", 0),
     ({"chunks": (7, S)}, "<i4", 512),
-    ({"chunks": (7, S), "compression": "gzip", "shuffle": True}, "<i8", 0),
-    ({}, ">i8", 1024),
-    ({"chunks": (5, 3)}, ">u4", 0),
+    ({"chunks": (7, S), "compression": "gzip", "shuffle": True}, "<i4", 0),
+    ({}, ">i4", 1024),
+    ({"chunks": (5, 3)}, ">i4", 0),
 ]
 RECORDS = np.arange(120 * S).reshape(-1, S) * 7 % 50_257
 SHAPE = {"batch_size": 4, "seed": 3, "workers": 1}
 SHUFFLED = RECORDS[write_order(120, 3).indices(np.arange(120))]
 
 
-def write_file(path, tokens, name="data/tokens", layout=0):
+def write_file(path, tokens, name="data/tokens", layout=0, dtype=None):
     """Write a dataset of tokens: records of S tokens, batches of them, or a stream."""
-    how, dtype, user_block = LAYOUTS[layout]
+    how, usual, user_block = LAYOUTS[layout]
+    dtype = dtype or usual
     path.parent.mkdir(exist_ok=True)
     if "chunks" in how and tokens.ndim != 2:
         how = how | {"chunks": (min(50, len(tokens)),) if tokens.ndim == 1 else (2, *tokens.shape[1:])}
     with h5py.File(path, "w", userblock_size=user_block) as h5:
-        stored = h5.create_dataset(name, data=tokens.astype(dtype), **how)
-        if tokens.ndim == 3:
-            label_batches(stored)
+        h5.create_dataset(name, data=tokens.astype(dtype), **how)
     return path
 
 
@@ -94,6 +93,17 @@ def test_the_store_of_arrays_is_the_same(folder, tmp_path):
     assert list(ours.table.values["split"]) == ["train"] * 3 + ["val"]
 
 
+def test_files_of_several_dtypes_are_converted_if_each_is_named(folder, tmp_path):
+    dtypes = ("<u2", "<i4", "<i8", ">i8", ">u4")
+    files = sorted(path for path in folder.rglob("*.h*") if path.is_file())
+    for number, part in enumerate(np.array_split(RECORDS, len(LAYOUTS))):
+        write_file(files[number], part, layout=number, dtype=dtypes[number])
+    convert(files, "hdf5", tmp_path / "out", **SHAPE)
+    np.testing.assert_array_equal(records_of(tmp_path / "out"), SHUFFLED)
+    with pytest.raises(FormatError, match=r"0\.h5: expected ids of int64, as 2\.h5 has them, found uint16"):
+        convert(folder, "hdf5", tmp_path / "folder", **SHAPE)
+
+
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 @pytest.mark.parametrize("kind", ["stream", "batches"])
 def test_streams_and_batches_become_records(kind, layout, tmp_path):
@@ -108,6 +118,16 @@ def test_streams_and_batches_become_records(kind, layout, tmp_path):
     report = convert(tmp_path / "in", "hdf5", tmp_path / "out", **SHAPE, seq_len=S, shuffle_method="two-pass")
     np.testing.assert_array_equal(records_of(tmp_path / "out"), SHUFFLED)
     assert report.shuffle.startswith("two-pass: as asked")
+
+
+@pytest.mark.parametrize("target", ["stream", "megatron"])
+def test_a_target_of_documents_is_refused_with_the_line_that_makes_batches(target, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = one_error(run_zb("convert", folder, "out", "--to", target), 1)
+    assert f"expected documents for {target}, found a dataset of ids without them: convert it to batches: " in message
+    assert not (tmp_path / "out").exists()
+    run_zb(*message.rpartition(": zb ")[2].split(), code=0)
+    assert {*map(tuple, records_of(tmp_path / "DST"))} <= {*map(tuple, RECORDS)}
 
 
 def test_the_end_of_a_stream_is_counted(tmp_path):
@@ -227,8 +247,8 @@ def no_hdf5(path):
 
 
 def with_a_mask(path):
-    with h5py.File(path, "w") as h5:
-        h5["data/tokens"] = np.stack([RECORDS, RECORDS % 2, RECORDS], axis=1)
+    tokens = np.stack([RECORDS, RECORDS % 2, RECORDS], axis=1)
+    write_file(path, tokens)
 
 
 BAD = {
@@ -274,7 +294,7 @@ def test_an_id_that_is_none_is_named_by_its_place(tmp_path):
     for layout, (value, shown) in ((1, (-5, "-5")), (3, (2**40, "1099511627776")), (2, (-1, "-1"))):
         tokens = RECORDS.copy()
         tokens[33, 2] = value
-        path = write_file(tmp_path / f"{layout}.h5", tokens, layout=layout)
+        path = write_file(tmp_path / f"{layout}.h5", tokens, layout=layout, dtype="<i8")
         message = rf"{layout}\.h5: token id {shown} at index \[33, 2\] is outside 0\.\."
         is_refused(ConvertError, lambda path=path: convert(path, "hdf5", tmp_path / "o", **SHAPE), match=message)
         assert not (tmp_path / "o").exists()

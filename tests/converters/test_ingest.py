@@ -142,7 +142,7 @@ def test_progress_counts_the_text_and_then_the_tokens(tmp_path, files, workers):
 
 def test_progress_of_a_file_that_is_one_row_group_moves_on(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.console.LOG_INTERVAL_S", 0.0)
-    monkeypatch.setattr("zb_hdf5.text.corpus.BLOCK_DOCUMENTS", 10)
+    monkeypatch.setattr("zb_hdf5.text.document_file.BLOCK_DOCUMENTS", 10)
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 100}) + "\n") * 100)
     how = ("--tokenizer", "byte", "--seq-len", 64, "--workers", 1)
     shown = run_convert("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *how).stderr

@@ -26,7 +26,7 @@ from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path, pieces_path
-from zb_hdf5.text import corpus as documents
+from zb_hdf5.text import json_lines
 from zb_hdf5.text.corpus import open_documents
 
 PAD, BOUNDARY = 0, 256
@@ -40,7 +40,7 @@ def run_convert(*arguments):
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """Return the rows of two files of JSON lines, in several row groups; some lines are dropped."""
-    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 1500)
+    monkeypatch.setattr(json_lines, "ROW_GROUP_BYTES", 1500)
     rng = np.random.default_rng(3)
     folder = tmp_path / "corpus"
     folder.mkdir()

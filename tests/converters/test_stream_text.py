@@ -32,7 +32,8 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.text.corpus import Dropped, open_documents
+from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.dropped import Dropped
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`

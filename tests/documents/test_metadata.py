@@ -137,7 +137,7 @@ def test_nanoseconds_need_pandas(pandas, expected, tmp_path):
         (tmp_path / "pandas.py").write_text("raise ImportError")
     code = (
         "from zb_hdf5 import ConvertError\n"
-        "from zb_hdf5.text.corpus import ParquetFile\n"
+        "from zb_hdf5.text.parquet_file import ParquetFile\n"
         "file = ParquetFile('a.parquet', metadata_columns=['at'])\n"
         "try:\n    print([block.metadata for block in file.row_group(0)])\n"
         "except ConvertError as error:\n    print(error)\n"

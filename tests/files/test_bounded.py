@@ -1,4 +1,4 @@
-"""Lines, and files that are read whole: none takes more memory than the bound, and what is no file is not opened."""
+"""Lines, and files that are read whole: none takes more memory than the bound, and FIFOs and devices are not opened."""
 
 import gzip
 import io
@@ -60,7 +60,7 @@ def test_a_long_line_is_in_memory_once(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from zb_hdf5.text.corpus import JsonLinesFile
+from zb_hdf5.text.json_lines import JsonLinesFile
 file = JsonLinesFile(Path(sys.argv[1]))
 peak = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
 before = peak()

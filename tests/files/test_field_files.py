@@ -22,6 +22,8 @@ MASK = (np.arange(100) % 3 > 0).astype("u1")
         "labels_mask_part_0000.npy", "loss_mask.npy", "labels.npy", "attention_mask.npy", "position_ids.npy",
         "token_type_ids.npy", "train-labels-0001.h5", "Loss-Mask.npy", "lossmask.npy", "part_0_label_mask.npy",
         "segment_ids.npy", "targets.npy", "labels/0.npy", "attn_mask_3.npy", "loss_weights.npy", "mask.bin",
+        "doc_ids.npy", "document-ids-0.npy", "offsets.npy", "doc_lens.npy", "seq_lengths.npy", "cu_seqlens.npy",
+        "lengths/0.npy", "weights.npy", "sample_weights.h5",
     ],
 )  # fmt: skip
 def test_the_names_of_fields(name):
@@ -33,6 +35,7 @@ def test_the_names_of_fields(name):
     [
         "input_ids.npy", "token_ids_part_0000.npy", "tokens.npy", "part-0-00000.npy", "masked_lm_train.bin", "ids.npy",
         "unmasked.npy", "labelled_corpus.npy", "train_text_document.bin", "positions.npy", "target_domain.bin",
+        "documents_0.npy", "doc_tokens.npy", "lenses.bin", "variable_length_docs.npy",
     ],
 )  # fmt: skip
 def test_the_names_of_ids(name):
@@ -115,13 +118,31 @@ def test_bytes_beside_wider_ids_are_a_mask(tmp_path, kind):
     write(folder / "b", MASK)
     if in_place:
         with pytest.raises(
-            FormatError, match=r"b.npy: expected ids of more than one byte, as a.npy has them in uint32"
+            FormatError, match=r"b.npy: expected ids of uint32, as a.npy has them, found uint8, as a mask has"
         ):
             Loader(folder, **SHAPE, **reading(options))
-    with pytest.raises(FormatError, match=r"b.npy: expected ids of more than one byte.*such as .*a.npy, or move it"):
+    with pytest.raises(FormatError, match=r"b.npy: expected ids of uint32.*a mask has.*such as .*a.npy, or move it"):
         convert(folder, "hdf5", tmp_path / "out", **SHAPE, **options)
-    write(folder / "b", IDS.astype("<i8"))  # ids of several widths are legal
-    convert(folder, "hdf5", tmp_path / "out", **SHAPE, **options)
+
+
+@pytest.mark.parametrize("kind", ["npy", "records", "hdf5"])
+def test_a_file_of_another_dtype_than_the_rest_is_no_ids_unless_it_is_named(tmp_path, kind):
+    write, options, in_place = FORMATS[kind]
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write(folder / "a", IDS.astype("<i8"))  # the first one, such as the starts of documents
+    write(folder / "b", IDS)
+    write(folder / "c", IDS.astype(">u4"))
+    first, *_ = files = sorted(folder.iterdir())
+    words = rf"{first.name}: expected ids of uint32, as b\.\w+ has them, found .*, as a field, or another corpus, has"
+    if in_place and kind != "hdf5":  # whose folders have one dtype, in the words of its table
+        with pytest.raises(FormatError, match=words):
+            Loader(folder, **SHAPE, **reading(options))
+    with pytest.raises(FormatError, match=words):
+        convert(folder, "hdf5", tmp_path / "out", **SHAPE, **options)
+    convert(files, "hdf5", tmp_path / "out", **SHAPE, **options)
+    with open_reader(tmp_path / "out") as reader:
+        assert reader.num_batches == 30
 
 
 @pytest.fixture

@@ -6,12 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from zb_hdf5.commands.description import describe
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError
-from zb_hdf5.files.listing import SUFFIXES_OF_TOKENS, files_at, files_left_out, kept_listings, left_out_in_words, listed
+from zb_hdf5.files.listing import (
+    SUFFIXES_OF_TOKENS,
+    files_at,
+    files_left_out,
+    folders_in,
+    kept_listings,
+    left_out_in_words,
+    listed,
+    own_files,
+)
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.digests import write_digests
+from zb_hdf5.store.verify import verify_store
 from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
 
@@ -207,6 +220,25 @@ def test_all_that_look_at_a_folder_in_one_block_see_the_same_files(tmp_path):
             assert read(tmp_path, ".h5") == []
         assert listed(tmp_path, ".npy") == first
     assert read(tmp_path, ".npy") == ["a.npy", "b.npy"]
+
+
+def test_the_folders_in_a_folder_and_its_own_files_are_those_of_its_listing(tmp_path):
+    made(tmp_path, "b.npy", "a", "s/shards.json", "x/y/0.npy", ".git/0.npy", "t.partial/0.npy", ".hidden")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "linked").symlink_to(made(tmp_path.parent / f"{tmp_path.name}-else", "1.npy"))
+    assert names_of(folders_in(tmp_path), tmp_path) == ["linked", "s", "x"]
+    assert names_of(own_files(tmp_path), tmp_path) == ["a", "b.npy"]
+
+
+@pytest.mark.parametrize("look_at", [verify_store, describe, lambda path: write_digests(path, f"{path}.json")])
+def test_a_folder_is_listed_once_for_all_formats(look_at, tmp_path, monkeypatch):
+    folder, found = tmp_path / "ids", []
+    folder.mkdir()
+    for number in range(2):
+        np.save(folder / f"{number}.npy", np.arange(9))
+    monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: found.append(str(path)) or scan(path))
+    look_at(folder)
+    assert found == [str(folder)]
 
 
 def test_the_endings_of_every_format_are_known():

@@ -201,11 +201,17 @@ def test_an_undoing_that_is_killed_goes_on(tmp_path):
 
 def test_a_file_of_others_beside_a_fresh_result_is_refused_and_stays(sources, tmp_path):
     """A mask, an index or documents of another file would be read with the new ids."""
-    for ids, stale in (("D.bin", "D.idx"), ("D.ds", "D.ds.loss"), ("D.npy", "D.csv.gz")):
-        make, _ = RESULTS[ids]
+    for target, ids, stale in (
+        ("megatron", "D.bin", "D.idx"),
+        ("bin", "D.bin", "D.idx"),
+        ("llmc", "D.bin", "D.idx"),
+        ("datatrove", "D.ds", "D.ds.loss"),
+        ("olmo", "D.npy", "D.csv.gz"),
+        ("olmo", "token_ids_0.npy", "labels_mask_0.npy"),
+    ):
         (tmp_path / stale).write_text("precious")
         with pytest.raises(ExistsError, match=stale):
-            make(sources, 0, tmp_path / ids, False)
+            convert(sources / "stream-0.h5", target, tmp_path / ids, tokens_only=True)
         assert names(tmp_path) == [stale]
         (tmp_path / stale).unlink()
 
@@ -219,6 +225,34 @@ def test_files_that_the_new_result_lacks_go_with_the_old_one(sources, tmp_path):
     convert(tmp_path / "plain.h5", "datatrove", tmp_path / "D.ds", force=True)
     assert not (tmp_path / "D.ds.loss").exists()
     assert open_stream(tmp_path / "D.ds").fields == ()
+
+
+@pytest.mark.parametrize("target", ["bin", "llmc"])
+def test_an_index_of_megatron_goes_with_its_ids_also_where_the_new_ones_have_none(target, sources, tmp_path):
+    for seed, name in enumerate(("megatron", target)):
+        how = {"tokens_only": True, "force": seed == 1}
+        convert(sources / f"stream-{seed}.h5", name, tmp_path / "D.bin", **how)
+    assert names(tmp_path) == ["D.bin"]
+
+
+def test_the_mask_of_old_ids_of_olmo_goes_with_them(sources, tmp_path):
+    path, mask = tmp_path / "token_ids_part_0.npy", tmp_path / "labels_mask_part_0.npy"
+    for seed in (0, 1):
+        convert(sources / f"stream-{seed}.h5", "olmo", path, tokens_only=True, force=seed == 1)
+        with open_stream(path, source_dtype="uint16") as stream:
+            assert stream.fields == ()
+        mask.write_bytes(bytes(path.stat().st_size // 2))
+        with open_stream(path, source_dtype="uint16") as stream:
+            assert [field.name for field in stream.fields] == ["loss_mask"]
+
+
+def test_a_folder_of_files_without_masks_replaces_one_with_masks(sources, tmp_path):
+    with HDF5ShardWriter(tmp_path / "plain.h5", boundary_token_id=499, vocab_size=500) as writer:
+        writer.write_document(np.arange(TOKENS))
+    convert(sources / "stream-0.h5", "datatrove", tmp_path / "D", tokens_only=True, shards=1)
+    assert len(names(tmp_path / "D")) == 4
+    convert(tmp_path / "plain.h5", "datatrove", tmp_path / "D", shards=1, force=True)
+    assert not [name for name in names(tmp_path / "D") if name.endswith(".loss")]
 
 
 def test_a_link_in_the_place_of_the_old_files_is_refused(sources, tmp_path):

@@ -1,6 +1,6 @@
 """Rows are taken from a mapping where their pages are in memory, else they are announced and read by position.
 
-The page cache is simulated: which pages are there, and which faults wait, is what a test says. Reads and announcements
+The page cache is simulated: each test sets which pages are there, and which faults wait. Reads and announcements
 are counted. The last test has a real control group.
 """
 
@@ -32,7 +32,7 @@ CAP = 96 << 20
 
 
 class Pages:
-    """What the kernel would say and do."""
+    """The answers and acts of the kernel."""
 
     def __init__(self, monkeypatch):
         self.in_memory = True
@@ -133,7 +133,7 @@ def test_what_is_not_in_memory_gives_the_same_steps_in_each_epoch(kind, shuffle,
         warm = [epoch_of(loader, epoch) for epoch in (0, 1)]
         pages.clear()
         pages.in_memory = False
-        for epoch in (0, 1):  # what was in memory is lost
+        for epoch in (0, 1):  # the pages in memory are lost
             pages.faults += 1
             assert are_equal(epoch_of(loader, epoch), warm[epoch])
         assert pages.announced

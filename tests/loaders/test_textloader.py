@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, StateError, TextLoader
 from zb_hdf5.loaders.text_loader import paths_of_split
-from zb_hdf5.text import corpus
+from zb_hdf5.text import document_file
 from zb_hdf5.text.tokenizers import ByteTokenizer, EncodingTokenizer, load_tokenizer
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -113,12 +113,12 @@ def test_targets_are_the_next_tokens_and_none_is_lost(folder, texts):
 def test_batches_depend_on_nothing_but_the_text(folder, texts, piece, batch_size, seq_len, prefetch):
     """Not on how documents are grouped for the tokenizer, nor on how far ahead it is."""
     expected = reference(texts, 0, 1)
-    previous, corpus.BLOCK_CHARACTERS = corpus.BLOCK_CHARACTERS, piece
+    previous, document_file.BLOCK_CHARACTERS = document_file.BLOCK_CHARACTERS, piece
     try:
         loader = make(folder, batch_size=batch_size, seq_len=seq_len, prefetch=prefetch, num_threads=2)
         found = take(loader, min(12, len(expected) // (batch_size * seq_len)))
     finally:
-        corpus.BLOCK_CHARACTERS = previous
+        document_file.BLOCK_CHARACTERS = previous
     np.testing.assert_array_equal(found.ravel(), expected[: found.size])
 
 
@@ -153,7 +153,7 @@ def test_a_trained_tokenizer_with_many_threads(folder, texts, tmp_path):
 @pytest.mark.parametrize(("targets", "block"), [(False, 1024), (True, 2)])
 def test_resumes_exactly_after_every_step(folder, monkeypatch, targets, block):
     """Also where a row group comes in several blocks."""
-    monkeypatch.setattr("zb_hdf5.text.corpus.BLOCK_DOCUMENTS", block)
+    monkeypatch.setattr("zb_hdf5.text.document_file.BLOCK_DOCUMENTS", block)
     steps = 60
 
     def tokens_of(step):

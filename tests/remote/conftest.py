@@ -13,6 +13,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 from descriptors import open_files
@@ -78,9 +79,13 @@ def free_port():
         return one.getsockname()[1]
 
 
+#: Who may read the folder `private` of the nginx: the password has characters that a URL spells in another way.
+USER, PASSWORD = "user", "S3CR3TPW/é@%"
+
+
 @pytest.fixture(scope="session")
 def www(tmp_path_factory):
-    """Return (folder, port) of an nginx that serves the folder."""
+    """Return (folder, port) of an nginx that serves the folder; what is below `private/` needs `USER`."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
@@ -92,9 +97,11 @@ def www(tmp_path_factory):
     user = "user root;" if os.geteuid() == 0 else ""
     names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{name}_temp_path {place}/{name};" for name in names)
+    (place / "users").write_text(f"{USER}:{{PLAIN}}{PASSWORD}\n")
+    private = f"location /private/ {{ auth_basic private; auth_basic_user_file {place}/users; }}"
     (place / "nginx.conf").write_text(
         f"{user} daemon off; pid {place}/pid; error_log {place}/error.log; events {{}} "
-        f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {folder}; }} }}"
+        f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {folder}; {private} }} }}"
     )
     with serving(port, nginx, "-p", place, "-c", place / "nginx.conf"):
         yield folder, port
@@ -205,6 +212,15 @@ def served(www):
     yield SimpleNamespace(folder=www[0], url=f"http://127.0.0.1:{www[1]}")
     for path in www[0].iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.fixture
+def private(served):
+    """Return a folder of nginx that needs a password, its url with that, and without."""
+    folder = served.folder / "private"
+    folder.mkdir()
+    url = f"{served.url}/private"
+    return SimpleNamespace(folder=folder, url=url.replace("//", f"//{USER}:{quote(PASSWORD, safe='')}@"), open_url=url)
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ import json
 import pickle
 import threading
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import run_zb
 from contract import random_tokens
 
-from zb_hdf5 import Loader, ZbError, convert, open_reader
+from zb_hdf5 import Loader, ZbError, convert, load_tokenizer, open_reader
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.urls import without_secrets
@@ -31,6 +32,15 @@ TOKENS = random_tokens(30, 4, 256)
     ("found http://u:p@h/a and http://v:q@h/b (see ftp://x:y@z)", "found http://***@h/a and http://***@h/b (see ftp://***@z)"),
     ("s3://bucket/train", "s3://bucket/train"),
     ("user@host:/a?b", "user@host:/a?b"),
+    ("http://user:a/pw@host/a", "http://***@host/a"),
+    ("http://user:a pw@host/a", "http://***@host/a"),
+    ("s3://key:sec/re?t#+@bucket/a: denied", "s3://***@bucket/a: denied"),
+    ("http:/user:pw@host/a", "http:/***@host/a"),
+    ("https://host/a.h5#token: no", "https://host/a.h5#***: no"),
+    ("http://host:8080/a/b@2.h5", "http://host:8080/a/b@2.h5"),
+    ("http://[::1]:80/a?sig=1, or b", "http://[::1]:80/a?***, or b"),
+    ("https://host?sig=1", "https://host?***"),
+    ("http://host:80: ask me@host", "http://host:80: ask me@host"),
 ])  # fmt: skip
 def test_all_that_may_be_secret_is_hidden(text, expected):
     assert without_secrets(text) == expected
@@ -49,10 +59,10 @@ def test_the_text_of_a_path_has_no_password_and_its_parts_go_on_with_it():
 
 
 @pytest.fixture
-def secret_store(served, write_store):
-    """Return the URL of a store, with a password."""
-    write_store(served.folder / "store", TOKENS, (11,))
-    return served.url.replace("http://", f"http://user:{SECRET}@") + "/store"
+def secret_store(private, write_store):
+    """Return the URL of a store that needs the password in it."""
+    write_store(private.folder / "store", TOKENS, (11,))
+    return f"{private.url}/store"
 
 
 def require_no_secret(folder, *texts):
@@ -63,29 +73,33 @@ def require_no_secret(folder, *texts):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
 
+#: The first ones do their work, the others are refused.
 COMMANDS = [
     ("info", "URL"),
     ("verify", "URL"),
-    ("show", "URL", "--rows", 1),
+    ("show", "URL"),
     ("which", "URL", "--batch", 1),
     ("report", "URL", "-o", "page.html"),
     ("doctor", "URL"),
     ("info", "URL/shard-00000.h5"),
+    ("stage", "URL", "staged", "--batch-size", 4),
+    ("convert", "URL", "out.h5", "--batch-size", 4, "--seq-len", 256),
+    ("fetch", "URL/shard-{:05d}.h5", "-n", 1, "-o", "fetched"),
+    ("cache", "ls", "cache"),
     ("info", "URL/nothing.h5"),
     ("info", "URL/nowhere"),
     ("info", "URL?X-Amz-Signature=S3CR3TPW"),
     ("verify", "URL/nowhere"),
     ("repair", "URL"),
-    ("stage", "URL", "staged", "--batch-size", 4),
     ("index", "rebuild", "URL"),
-    ("convert", "URL", "out.h5", "--batch-size", 4, "--seq-len", 256),
     ("convert", "URL/nowhere", "other"),
     ("convert", "URL", "stream", "--to", "megatron"),
     ("fetch", "URL/{:05d}.bin", "-n", 1, "-o", "fetched"),
     ("fetch", "URL/x.bin", "-n", 1, "-o", "fetched"),
     ("fetch", "URL/{:05d}.bin?sig=S3CR3TPW", "-n", 1, "-o", "fetched"),
-    ("cache", "ls", "cache"),
+    ("info", "http:/user:S3CR3TPW@host/x"),
 ]
+NUM_DONE = COMMANDS.index(("cache", "ls", "cache")) + 1
 
 
 @pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
@@ -93,13 +107,11 @@ def test_no_command_prints_or_stores_a_password(is_json, secret_store, tmp_path,
     monkeypatch.chdir(tmp_path)
     with Loader(secret_store, cache="cache") as loader:
         next(iter(loader))
-    codes = {}
-    for command in COMMANDS:
+    for number, command in enumerate(COMMANDS):
         words = [str(word).replace("URL", secret_store) for word in command]
         done = run_zb(*words, *(["--json"] if is_json else []))
-        codes[command[:2]] = done.exit_code
+        assert (done.exit_code == 0) == (number < NUM_DONE), done.output
         require_no_secret(tmp_path, done.output, done.stderr)
-    assert codes["info", "URL"] == codes["verify", "URL"] == codes["report", "URL"] == 0
     assert "***@" in next((tmp_path / "cache").glob("zb-cache-*/source")).read_text()
 
 
@@ -117,15 +129,35 @@ def test_loaders_read_with_the_password_also_in_other_processes_and_do_not_show_
 
 
 def test_no_traceback_has_a_password(secret_store):
-    for url in (
-        f"{secret_store}/nothing.h5",
-        f"{secret_store}/nowhere",
-        f"{secret_store}/x.h5?sig={SECRET}",
-        f"gopher://u:{SECRET}@h/x",
+    for read, url in (
+        (open_reader, f"{secret_store}/nothing.h5"),
+        (open_reader, f"{secret_store}/nowhere"),
+        (open_reader, f"{secret_store}/x.h5?sig={SECRET}"),
+        (open_reader, f"gopher://u:{SECRET}@h/x"),
+        (open_reader, {"path": f"http://u:{SECRET}@h/x"}),
+        (open_reader, Path(f"http://u:{SECRET}@h/x")),
+        (Loader, [f"http://u:{SECRET * 12}@h/x"]),
+        (load_tokenizer, f"hf:http://u:{SECRET}@h/x"),
+        (load_tokenizer, f"http://u:{SECRET}@h/x"),
     ):
         with pytest.raises((ZbError, OSError)) as caught:
+            read(url)
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_password_is_asked_for_in_the_words_of_a_web_server(private, secret_store):
+    for user in ("", f"user:{SECRET}@", f"{SECRET}@"):
+        url = f"{private.open_url.replace('//', f'//{user}')}/store"
+        with pytest.raises(ZbError, match="access denied: expected a user and a password that may read it") as caught:
             open_reader(url)
         assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_note_of_a_store_has_no_password(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(64))
+    url = f"http://u:{SECRET}@h/x"
+    convert(tmp_path / "a.npy", "hdf5", tmp_path / "out", batch_size=2, seq_len=8, note=f"copied from {url}")
+    require_no_secret(tmp_path, run_zb("info", tmp_path / "out", code=0).output)
 
 
 class Elsewhere(http.server.BaseHTTPRequestHandler):

@@ -7,6 +7,8 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ConvertError, FormatError, UnavailableError
 from zb_hdf5.console import message_of
-from zb_hdf5.text import corpus as documents
-from zb_hdf5.text.corpus import FILE_KINDS, Dropped, JsonLinesFile, ParquetFile, PlainTextFile, Reason, open_documents
+from zb_hdf5.text import corpus, document_file, json_lines
+from zb_hdf5.text.corpus import FILE_KINDS, open_documents
+from zb_hdf5.text.dropped import Dropped, Reason
+from zb_hdf5.text.json_lines import JsonLinesFile
+from zb_hdf5.text.parquet_file import ParquetFile
+from zb_hdf5.text.plain_text import PlainTextFile
 from zb_hdf5.trainers.id_tables import JsonLinesIds, Wanted
 
 
@@ -81,7 +87,7 @@ def test_row_groups_of_json_lines_are_the_whole_file(tmp_path, lines, row_group_
     path.write_bytes(b"".join(line + b"\n" for line, _ in lines))
     with pytest.MonkeyPatch.context() as patch:
         whole = read(JsonLinesFile(path))
-        patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
+        patch.setattr(json_lines, "ROW_GROUP_BYTES", row_group_bytes)
         assert read(JsonLinesFile(path)) == whole
     assert whole[0] == [text for _, text in lines if text is not BLANK and not isinstance(text, Reason)]
 
@@ -104,9 +110,9 @@ def test_each_row_group_knows_the_numbers_of_its_lines(tmp_path, lines, end, row
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(line for line, _ in lines) + end)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "FIRST_DROPPED", len(lines) + 1)
+        patch.setattr("zb_hdf5.text.dropped.FIRST_DROPPED", len(lines) + 1)
         whole = places(JsonLinesFile(path), [0])
-        patch.setattr(documents, "ROW_GROUP_BYTES", row_group_bytes)
+        patch.setattr(json_lines, "ROW_GROUP_BYTES", row_group_bytes)
         file = JsonLinesFile(path)
         numbers = random.sample(range(file.num_row_groups), file.num_row_groups)
         assert places(file, numbers) == whole
@@ -127,8 +133,8 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
     def opened(path):
         return io.BufferedReader(Counting(path), 16)
 
-    monkeypatch.setattr(documents, "ROW_GROUP_BYTES", 200)
-    monkeypatch.setattr(documents, "unpacked", opened)
+    monkeypatch.setattr(json_lines, "ROW_GROUP_BYTES", 200)
+    monkeypatch.setattr(json_lines, "unpacked", opened)
     path.write_bytes(b'{"text": "one"}\n' * 1000)
     file = JsonLinesFile(path)
     assert (file.num_row_groups, counted) == (80, [16])  # who only looks at it need not wait
@@ -211,7 +217,7 @@ def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, m
     others = b'{"other": ""}\n' * 1500
     path.write_bytes(others + b'{"text": "one"}\n')
     assert read(*open_documents([path]))[0] == ["one"]
-    monkeypatch.setattr(documents, "SAMPLE_BYTES", 15_000)
+    monkeypatch.setattr(corpus, "SAMPLE_BYTES", 15_000)
     is_refused(
         ConvertError, lambda: open_documents([path]), match=r": no key 'text' in the first lines of 1 file; pass"
     )
@@ -277,8 +283,8 @@ def test_a_text_file_is_one_document_and_blocks_are_small(tmp_path, monkeypatch)
         path.write_bytes(data)
         found = read(PlainTextFile(path))
         assert (found[0], found[1].counts) == (texts, dropped)
-    monkeypatch.setattr(documents, "BLOCK_DOCUMENTS", 4)
-    monkeypatch.setattr(documents, "BLOCK_CHARACTERS", 20)
+    monkeypatch.setattr(document_file, "BLOCK_DOCUMENTS", 4)
+    monkeypatch.setattr(document_file, "BLOCK_CHARACTERS", 20)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in (1, 1, 1, 1, 1, 30, 10, 10, 1)))
     assert [[len(text) for text in b.texts] for b in JsonLinesFile(path).blocks()] == [[1] * 4, [1, 30], [10, 10], [1]]
@@ -328,3 +334,12 @@ def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, comm
     with pytest.raises(ConvertError, match="files are there; leave out the kind") as caught:
         open_documents([tmp_path if in_folder else tmp_path / name], kind)
     assert message_of(caught.value).endswith(f"files are there; run 'zb convert {command}' for them")
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "written"),
+    [("a.jsonl", "cat", "a.jsonl"), ("a.JSON.GZ", "zcat", "a.JSON"), ("b c.jsonl.zst", "zstdcat", "b c.jsonl")],
+)
+def test_the_line_that_makes_good_lines_unpacks_the_file(name, reader, written):
+    line = f"{reader} {quote(name)} | jq -c '.[]' > {quote(f'lines-{written}')}"
+    assert Dropped({"in a JSON array": 1}).cure(Path(name)).endswith(f": {line}")

@@ -106,7 +106,7 @@ CONVERTED = {
     "json": (".json", lines, {}),
 }
 FORMATS = {**IN_PLACE, **CONVERTED}
-#: Where the files of a folder lie, in the order in which they are read.
+#: The places of the files of a folder, in the order in which they are read.
 PLACES = ("a/b/c/0", "linked/0", "linked/deep/1", "one", "z/2")
 
 

@@ -25,7 +25,7 @@ from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, ChecksumError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.files.listing import counts_of_left_out
+from zb_hdf5.files.listing import counts_of_left_out, kept_listings
 from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
@@ -59,6 +59,7 @@ DAMAGED: Final = "damaged"
 SPLITS_SHOWN: Final = 3
 
 
+@kept_listings()
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
@@ -165,7 +166,7 @@ class _Size(NamedTuple):
 def _size_of(file: Path | str) -> _Size:
     """Ask once for the size of a file, or of an object, which has no holes."""
     if isinstance(file, RemotePath):
-        num_bytes = object_size(str(file)) or 0
+        num_bytes = object_size(file.url) or 0
         return _Size(file, num_bytes, num_bytes)
     found = os.stat(file)
     return _Size(file, found.st_size, found.st_blocks * 512)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.console import columns_of, counted, printable
-from zb_hdf5.documents.metadata import Document
+from zb_hdf5.documents.metadata import Document, row_of_source
 from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.tokens import Tokens
@@ -25,7 +25,6 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.opening import open_reader, open_stream
-from zb_hdf5.text.corpus import row_of_source
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 

@@ -9,7 +9,7 @@ import click
 
 from zb_hdf5.console import FROM_1, LOCAL, NEW, SHARE, Output, Progress, is_quiet, output_options
 from zb_hdf5.option_groups import GroupedCommand, option_group
-from zb_hdf5.text.corpus import DEFAULT_MAX_DROPPED
+from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
 _tokenizer_option = option_group("Tokenizer")
 _corpus_option = option_group("Text")

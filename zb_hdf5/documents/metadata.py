@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError
+from zb_hdf5.files.line_file import JSON_SUFFIX, SUFFIXES_OF_JSON_LINES
 
 if TYPE_CHECKING:  # the command line names kinds of text files without numpy
     import numpy as np
@@ -82,6 +85,13 @@ class TableInfo(NamedTuple):
 
     num_bytes: int
     sha256: str
+
+
+def row_of_source(source: str | os.PathLike[str] | None, row: int | None) -> str:
+    """Return "line 18 of a.jsonl", or "row 18 of a.parquet"; the number counts from 1, as it is stored."""
+    endings = {each.lower() for each in Path(source or "").suffixes}
+    unit = "line" if endings & {*SUFFIXES_OF_JSON_LINES, JSON_SUFFIX, ".txt"} else "row"
+    return f"{unit} {row or 0:,} of {source}"
 
 
 def id_bytes(value: object, where: str) -> bytes:

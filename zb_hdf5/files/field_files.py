@@ -1,9 +1,13 @@
-"""Files that are named as fields of ids are, such as `loss_mask.npy` beside `input_ids.npy`: they hold no ids."""
+"""Files that are named as fields of ids, or as facts about their documents: `loss_mask.npy` holds no ids.
+
+Neither does a file of another dtype than the rest.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +17,18 @@ import numpy as np
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.named_splits import telling_parts
 
-#: The words of fields in the name of a file, or of a folder; `_`, `-`, `.` or nothing stands between two of them.
+#: The words of fields, and of the lengths of documents, in the name of a file, or of a folder; `_`, `-`, `.` or nothing
+#: stands between two of them.
 _FIELD: Final = re.compile(
     r"""(?<![^\W\d_])(
         labels?                                               # also labels_mask
         | ((labels?|loss|attention|attn|pad|padding)[\W_]?)?masks?
-        | loss[\W_]?weights?
+        | ((loss|sample|token)[\W_]?)?weights
+        | loss[\W_]?weight
         | positions?[\W_]?ids?
-        | (token[\W_]?type|segment)[\W_]?ids?
+        | (token[\W_]?type|segment|doc|document)[\W_]?ids?
+        | ((doc|document|seq|sequence|sample)[\W_]?)?(offsets|lengths|lens)
+        | cu[\W_]?seqlens
         | targets
     )(?![^\W\d_])""",
     re.IGNORECASE | re.VERBOSE,
@@ -28,7 +36,7 @@ _FIELD: Final = re.compile(
 
 
 #: Each field has one of these in it.
-_PARTS: Final = ("label", "mask", "weight", "position", "type", "segment", "targets")
+_PARTS: Final = ("label", "mask", "weight", "position", "type", "segment", "doc", "offset", "len", "targets")
 
 
 def is_named_as_field(name: str) -> bool:
@@ -83,20 +91,33 @@ def ids_at(files: Sequence[Path], paths: Sequence[str | os.PathLike[str]]) -> li
     return ids
 
 
-def require_no_masks(files: Iterable[tuple[str | os.PathLike[str], np.dtype[Any]]]) -> None:
-    """Raise `FormatError` for a file with values of one byte beside files of wider ids: it is a mask.
+def require_one_dtype(
+    files: Iterable[tuple[str | os.PathLike[str], np.dtype[Any]]], named: Sequence[str | os.PathLike[str]] = ()
+) -> None:
+    """Raise `FormatError` for a file whose values have another dtype than the ids of the rest: they are a field.
+
+    Files that the user has named, each by itself, may have ids of several dtypes; one of a byte for each id beside
+    wider ones is a mask even then.
 
     Parameters
     ----------
     files
         Each file, and its dtype.
+    named
+        The paths, as the user has named them.
     """
-    known = list(files)
-    wide = next((each for each in known if each[1].itemsize > 1), None)
-    small = next((each for each in known if each[1].itemsize == 1), None)
-    if wide is not None and small is not None:
-        raise FormatError(
-            f"{os.fspath(small[0])}: expected ids of more than one byte, as {os.path.basename(wide[0])} has them in "
-            f"{wide[1]}, found {small[1]}, as a mask has: name the files of ids, such as {os.fspath(wide[0])}, or move "
-            "it to another folder"
-        )
+    known = [(path, dtype.newbyteorder("=")) for path, dtype in files]
+    counts = Counter(dtype for _, dtype in known)
+    if len(counts) < 2:
+        return
+    usual = max(counts, key=lambda dtype: (dtype.itemsize > 1, counts[dtype]))
+    of_ids = next(path for path, dtype in known if dtype == usual)
+    told = {os.fspath(path) for path in named}
+    for path, dtype in known:
+        is_mask = dtype.itemsize == 1
+        if dtype != usual and (is_mask or os.fspath(path) not in told):
+            words = ", as a mask has" if is_mask else ", as a field, or another corpus, has"
+            raise FormatError(
+                f"{os.fspath(path)}: expected ids of {usual}, as {os.path.basename(of_ids)} has them, found {dtype}"
+                f"{words}: name the files of ids, such as {os.fspath(of_ids)}, or move it to another folder"
+            )

@@ -1,4 +1,4 @@
-"""Files of JSON lines: how they are named, and the bytes that a compressed one holds.
+"""Files of JSON lines: their names, the bytes that a compressed one holds, and the line of a shell that rewrites one.
 
 gzip may have several members, and zstd several frames.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,21 @@ MAX_WINDOW_BYTES: Final = 1 << 31
 def is_compressed(path: Path) -> bool:
     """Return whether a file is named as a compressed one that is read."""
     return path.suffix.lower() in (GZIP_SUFFIX, ZSTD_SUFFIX)
+
+
+def rewriting_line(path: Path, command: str, prefix: str) -> str:
+    """Return the line of a shell that writes a file, unpacked, through a command to a file beside it.
+
+    Parameters
+    ----------
+    command
+        Reads the lines and writes others.
+    prefix
+        Begins the name of the file that is written.
+    """
+    reader = {GZIP_SUFFIX: "zcat", ZSTD_SUFFIX: "zstdcat"}.get(path.suffix.lower(), "cat")
+    written = path.with_name(f"{prefix}-{path.stem if is_compressed(path) else path.name}")
+    return f"{reader} {shlex.quote(str(path))} | {command} > {shlex.quote(str(written))}"
 
 
 @contextmanager

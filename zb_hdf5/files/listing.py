@@ -60,7 +60,9 @@ class _Tree(NamedTuple):
     stores
         The indexes of the stores below it.
     listings
-        What was asked for, by the endings.
+        The listings that were asked for, by the endings.
+    last_parts
+        The part of each name behind its last dot, in lower case: most formats are ruled out by them.
     """
 
     names: list[str]
@@ -68,15 +70,17 @@ class _Tree(NamedTuple):
     special: list[str]
     stores: list[str]
     listings: dict[tuple[str, ...], Listing]
+    last_parts: set[str]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the regular files that have one of the endings, in any case.
 
         A `.json` may have facts about the files beside it: it is read where there are no other files of tokens or text.
         """
-        endings = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
-        found = tuple([name for name in self.names if name.lower().endswith(endings)])
-        if JSON_SUFFIX in suffixes and not found and not self.left_out(()):
+        possible = [suffix for suffix in suffixes if "." not in suffix or _last_part(suffix) in self.last_parts]
+        endings = tuple(suffix for suffix in possible if suffix != JSON_SUFFIX)
+        found = tuple([name for name in self.names if name.lower().endswith(endings)]) if endings else ()
+        if JSON_SUFFIX in possible and not found and not self.left_out(()):
             found = tuple([name for name in self.names if is_lone_json(name)])
         return found
 
@@ -124,7 +128,7 @@ class Listing:
 
 
 #: The tree of a folder that is not listed.
-_NOTHING: Final = _Tree([], {}, [], [], {})
+_NOTHING: Final = _Tree([], {}, [], [], {}, set())
 #: The trees of a block of `kept_listings`.
 _KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
 
@@ -171,6 +175,18 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     if suffixes not in tree.listings:
         tree.listings[suffixes] = _listing(path, tree, suffixes)
     return tree.listings[suffixes]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders in another one that have files in or below them, in their order. Raises as `listed`."""
+    tree = _tree_of(folder)
+    names = {name.partition("/")[0] for name in (*tree.names, *tree.stores) if "/" in name}
+    return [folder / name for name in sorted(names)]
+
+
+def own_files(folder: Path) -> list[Path]:
+    """Return all files in a folder itself, in their order, whatever their names are. Raises as `listed`."""
+    return [folder / name for name in _tree_of(folder).names if "/" not in name]
 
 
 def _listing(path: Path, tree: _Tree, suffixes: tuple[str, ...]) -> Listing:
@@ -235,12 +251,12 @@ class _Walk:
     Parameters
     ----------
     root
-        The folder. Of a store, those below it are none of its own.
+        The folder. The folders below a store are not a part of it.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._found = _Tree([], {}, [], [], {})
+        self._found = _Tree([], {}, [], [], {}, set())
         self._folders = [""]
         self._linked: list[str] = []
         self._entered: set[_Inode] = set()
@@ -255,6 +271,7 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
+        self._found.last_parts.update(map(_last_part, self._found.names))
         return self._found
 
     def _enter(self, name: str) -> None:
@@ -296,13 +313,17 @@ class _Walk:
             (self._linked if is_link else self._folders).append(name)
 
 
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
 def _order(name: str) -> list[str]:
     """Return the key by which names are sorted: as those of folders and files, one after the other."""
     return name.split("/")
 
 
 def _status(path: str | os.PathLike[str]) -> os.stat_result:
-    """Return the status of what a path, or a link, leads to."""
+    """Return the status of the file or folder at a path; links are followed."""
     try:
         return os.stat(path)
     except FileNotFoundError as error:

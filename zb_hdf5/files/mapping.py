@@ -10,7 +10,8 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from zb_hdf5.spec import TokenArray
 
 MAP_FIXED: Final = 0x10  # Linux on x86 and Arm
 PROT_NONE: Final = 0
-#: Bytes of a huge page. What begins at the same place of one in a file and in memory is mapped in larger pieces.
+#: The address of a mapping that was refused.
+FAILED: Final = ctypes.c_void_p(-1).value
+#: Bytes of a huge page. Data at the same place of one in a file and in memory are mapped in larger pieces.
 HUGE_PAGE: Final = 2 << 20
 
 
@@ -31,38 +34,57 @@ class FilePart(NamedTuple):
     stop: int  # the byte after its last one
 
 
+class _Memory:
+    """Bytes at an address, for numpy: an array of them keeps it.
+
+    Parameters
+    ----------
+    address, num_bytes
+        The bytes, which are not written.
+    """
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (num_bytes,), "data": (address, True)}
+
+
+@cache
+def _calls() -> tuple[Any, Any, Any]:
+    """Return mmap, munmap and madvise of the C library."""
+    calls = libc()
+    calls.mmap.restype = ctypes.c_void_p
+    calls.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    calls.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    calls.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return calls.mmap, calls.munmap, calls.madvise
+
+
 def map_side_by_side(parts: Sequence[FilePart]) -> TokenArray | None:
     """Return the bytes of parts of files as one read-only array, shape (N,) uint8. It is unmapped with its last view.
 
     None unless each part but the first begins with a page and each but the last ends with one, or if it is refused.
     """
-    before = parts[0].start % mmap.PAGESIZE if parts else 0
-    parts = [FilePart(part.fd, part.start - before * (not number), part.stop) for number, part in enumerate(parts)]
-    edges = [part.start for part in parts] + [part.stop for part in parts[:-1]]
-    if any(edge % mmap.PAGESIZE for edge in edges):
+    if not parts:
         return None
-    map_memory = libc().mmap
-    map_memory.restype = ctypes.c_void_p
-    map_memory.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    unmap = libc().munmap
-    unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    failed = ctypes.c_void_p(-1).value
+    first, *others = parts
+    before = first.start % mmap.PAGESIZE
+    parts = [FilePart(first.fd, first.start - before, first.stop), *others]
+    if any(part.start % mmap.PAGESIZE for part in parts) or any(part.stop % mmap.PAGESIZE for part in parts[:-1]):
+        return None
+    map_memory, unmap, advise = _calls()
     total = sum(part.stop - part.start for part in parts)
     reserved = total + HUGE_PAGE
     place = map_memory(None, reserved, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    if place == failed:
+    if place == FAILED:
         return None
     address = place + (parts[0].start - place) % HUGE_PAGE  # else the pages of large folios are mapped one by one
-    memory = (ctypes.c_ubyte * total).from_address(address)
+    memory = _Memory(address, total)
     owner = weakref.finalize(memory, unmap, place, reserved)
     owner.atexit = False  # a thread may still read when the interpreter goes, and the system unmaps all
     done = 0
     for fd, start, stop in parts:
         shared = mmap.MAP_SHARED | MAP_FIXED
-        if map_memory(address + done, stop - start, mmap.PROT_READ, shared, fd, start) == failed:
+        if map_memory(address + done, stop - start, mmap.PROT_READ, shared, fd, start) == FAILED:
             return None
         done += stop - start
-    libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(total), mmap.MADV_RANDOM)
-    tokens = np.frombuffer(memory, np.uint8)[before:]
-    tokens.flags.writeable = False
-    return tokens
+    advise(address, total, mmap.MADV_RANDOM)
+    return np.asarray(memory)[before:]

@@ -84,7 +84,7 @@ def named_splits(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | 
 
 
 def telling_parts(files: Sequence[str | os.PathLike[str]], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the part of each file that tells what it is: below a lone path; of one of several, its own name too."""
+    """Return the part of each file that tells its split or field: below a lone path; of several, with their names."""
     texts = [os.fspath(file) for file in files]
     roots = {os.fspath(path).rstrip("/") for path in paths}
     if len(roots) == 1:  # thousands of files are asked about at once

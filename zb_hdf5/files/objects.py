@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import io
 import os
@@ -25,7 +26,7 @@ from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.threads import FarThreads, Work, in_reader, pause, request_here, require_wanted
-from zb_hdf5.files.urls import without_secrets
+from zb_hdf5.files.urls import split_user, without_secrets
 from zb_hdf5.packages import no_package
 from zb_hdf5.signals import beside
 
@@ -67,6 +68,8 @@ _CLIENT_OPTIONS: Final = (
     "user_agent",
 )
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
+#: Those of web servers, which a user and a password may stand in front of.
+WEB_SCHEMES: Final = ("http", "https")
 #: Bytes of a block of a file-like object, and the blocks that it keeps: the metadata of HDF5 are at its beginning.
 BLOCK_BYTES: Final = 256 << 10
 MAX_BLOCKS: Final = 64
@@ -161,14 +164,24 @@ class Folder:
     def connect(self, retries: dict[str, Any] | None = None) -> Any:
         """Return a client; its own retries cover the parts of an upload."""
         scheme = self._url.partition("://")[0]
-        options = {"allow_http": "true"} if scheme == "http" else {}
+        options: dict[str, Any] = {"allow_http": "true"} if scheme == "http" else {}
         if prefix := PREFIXES.get(scheme, "AZURE_"):
             options = {key: found for key in _CLIENT_OPTIONS if (found := os.environ.get(prefix + key.upper()))}
         options["timeout"] = f"{int(self.request_s * 1000)}ms"
+        url = self._url
+        if scheme in WEB_SCHEMES:
+            url, user = split_user(url)
+            options |= {"default_headers": basic_authorization(user)} if user else {}
         try:
-            return self.library._store.from_url(self._url, retry_config=retries, client_options=options)
+            return self.library._store.from_url(url, retry_config=retries, client_options=options)
         except (ValueError, self.library.exceptions.BaseError) as error:
             raise UnavailableError(f"{without_secrets(self._url)}: cannot be opened: {_first_line(error)}") from error
+
+
+def basic_authorization(user: str) -> dict[str, str]:
+    """Return the header that has a user and a password: the library does not send those of a URL."""
+    text = user if ":" in user else f"{user}:"
+    return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
 
 
 def _folder_of(url: str) -> Folder:
@@ -208,6 +221,13 @@ def _without_secrets(error: Exception) -> Exception | None:
     """Return an error of the library as the cause of ours, whose text a traceback shows; None if it has a password."""
     text = str(error)
     return error if without_secrets(text) == text else None
+
+
+def _needed_by(name: str) -> str:
+    """Return the words for what a server asks for before it gives an object."""
+    if name.startswith("http"):
+        return "a user and a password that may read it, before the host in the URL, percent-encoded"
+    return "credentials with the right to read (s3:GetObject)"
 
 
 class RemoteObject:
@@ -404,9 +424,7 @@ class RemoteObject:
         if kind == "PreconditionError":
             return self._changed("found another one")
         if _is_denied(error):
-            return _DeniedError(
-                f"{name}: access denied: expected credentials with the right to read (s3:GetObject), found: {text}"
-            )
+            return _DeniedError(f"{name}: access denied: expected {_needed_by(name)}, found: {text}")
         if status == 416:
             return IncompleteError(f"{name}: expected {wanted}, the object ends before: it was cut short; restore it")
         if kind == "NotSupportedError":

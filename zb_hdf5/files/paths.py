@@ -71,7 +71,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
     try:
         return os.fsdecode(path)
     except TypeError:
-        raise ArgumentError(f"expected one path or URL, found {path!r:.80}") from None
+        raise ArgumentError(f"expected one path or URL, found {without_secrets(repr(path)):.80}") from None
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

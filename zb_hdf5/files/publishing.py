@@ -25,6 +25,7 @@ from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
@@ -380,7 +381,7 @@ def refuse_link(path: Path) -> None:
 
 
 def fresh_file(path: Path) -> int:
-    """Make an empty file, and return its descriptor. What has the name now is removed: a link is not followed."""
+    """Make an empty file, and return its descriptor. A file or link of this name is removed, and never followed."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -446,7 +447,8 @@ def require_present(path: Path) -> None:
             f"{old_one_aside(path)}"
         )
     where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path) + old_one_aside(path)
-    raise NotFoundError(f"{path}: there is no such file or folder{where}; look for a mistake in the path")
+    shown = without_secrets(str(path))  # a URL that became a path has lost a slash
+    raise NotFoundError(f"{shown}: there is no such file or folder{where}; look for a mistake in the path")
 
 
 def named_alike(path: Path) -> str:
@@ -475,7 +477,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_result(path: Path) -> None:
-    """Raise `ExistsError` if a result of one or several files exists; what a kill has left of the old one goes."""
+    """Raise `ExistsError` if a result exists, and remove the old files that a killed run has left aside for it."""
     if path.exists():
         ReplacedFiles(path, ()).remove()
     refuse_existing(path)

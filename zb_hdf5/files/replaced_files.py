@@ -66,7 +66,7 @@ class ReplacedFiles:
         self.remove()
 
     def put_back(self) -> bool:
-        """Undo what a killed writer has begun, and return whether new files were removed for it.
+        """Undo the work of a killed writer, and return whether new files were removed for it.
 
         Old files go where the new ones are whole. This may be killed as well: the file of the ids moves last, and the
         folder of all becomes one of some before.

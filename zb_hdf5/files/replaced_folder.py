@@ -21,7 +21,7 @@ from zb_hdf5.notes import note
 
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
-#: Of a kernel or a file system that cannot exchange two names.
+#: The errors of a kernel or a file system that cannot exchange two names.
 NO_EXCHANGE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 

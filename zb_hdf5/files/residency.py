@@ -1,4 +1,4 @@
-"""Residency: whether the tokens of a reader are in memory, and whether what was read stays there, as its reads find it.
+"""Residency: whether the tokens of a reader are in memory, and whether pages that were read stay there.
 
 Rows in any order are taken from a mapping where their pages are in memory. Elsewhere a fault would wait for each page,
 and nothing could be read meanwhile: there the rows are announced to the kernel, which reads many at the same time, and
@@ -39,7 +39,7 @@ def major_faults() -> int:
 
 
 class Residency:
-    """What reads have found out about the pages of some tokens. Threads may share it: a lost count does no harm.
+    """The findings of reads about the pages of some tokens. Threads may share it: a lost count does no harm.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Residency:
 
     @property
     def surroundings(self) -> int:
-        """A read from the disk takes whole blocks of so many bytes. 1: no more than what is asked for.
+        """A read from the disk takes whole blocks of so many bytes. 1: the bytes that are asked for alone.
 
         That is so if memory cannot hold the tokens, or pages that were read are lost before they are needed.
         """
@@ -97,7 +97,7 @@ class Residency:
         return SURROUNDINGS if self._keeps else 1
 
     def found(self, in_memory: bool) -> bool:
-        """Note and return what a look has found."""
+        """Note and return the result of a look."""
         if in_memory != self.in_memory:
             if in_memory:
                 self._begin(True)

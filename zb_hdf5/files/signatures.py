@@ -38,7 +38,7 @@ ARROW_MESSAGE: Final = struct.Struct("<III")
 ITEMS_BEGIN: Final = struct.Struct("<II")
 #: JSON of numbers alone.
 ONLY_NUMBERS: Final = re.compile(rb"[\d\s,\[\]-]+")
-#: The polynomial of crc32c, and what is added to one in a TFRecord.
+#: The polynomial of crc32c, and the number that is added to one in a TFRecord.
 CRC32C_POLYNOMIAL: Final = 0x82F63B78
 CRC32C_MASK: Final = 0xA282EAD8
 

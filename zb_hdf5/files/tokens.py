@@ -23,10 +23,8 @@ from zb_hdf5.spec import TokenArray, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
-#: Of one file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
+#: A file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
 AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
-
-
 #: Tokens that are looked for ahead of their reads, at most.
 LOOKED_AHEAD_AT: Final = 32
 
@@ -83,7 +81,7 @@ class Tokens(ABC):
     plain
         The tokens of one file with all units at a constant stride; else None.
     residency
-        What reads have found out about the pages of the files. One that nobody changes, if there are none.
+        The findings of reads about the pages of the files; without files, one that nobody changes.
     """
 
     __slots__ = ()
@@ -418,18 +416,16 @@ class FileTokens(Tokens):
             for base, stride, num_units in self.extents.runs
         ]
 
-    def at_hand(self, private: bool, checked: bool) -> AtHand:
+    def at_hand(self, private: bool) -> AtHand:
         """Return view, crc32 look-up, descriptor and size, for reads of units; the file's size is asked for again.
 
-        Of a file with one run. They are one tuple for each file: with thousands of files, each further object would be
+        The file has one run. They are one tuple for each file: with thousands of files, each further object would be
         a miss of the processor's cache.
 
         Parameters
         ----------
         private
-            As for `units`.
-        checked
-            With the look-up of the crc32, if there are any.
+            As for `units`. Such views are not compared: they have no look-up.
         """
         found = self._at_hand
         if found is not None and not private:
@@ -439,7 +435,7 @@ class FileTokens(Tokens):
             return found
         views = self.units(private)
         view = views[0] if views else None
-        crc32 = self.look_up() if checked and self.look_up is not None else None
+        crc32 = None if private or self.look_up is None else self.look_up()
         size = 0 if isinstance(self.file, RemoteObject) else self.file.size
         found = (view, crc32, self.file.fd, size)
         if not private and self.wait is not Wait.FAR:
@@ -454,8 +450,7 @@ class FileTokens(Tokens):
     def _joined_flat(self) -> TokenArray | None:
         """Return all tokens, mapped for reads in any order: those of several runs side by side, if they are pages."""
         if self._flat is None:
-            parts = self.parts()
-            data = map_side_by_side(parts) if parts else None
+            data = map_side_by_side(self.parts())
             self._flat = None if data is None else data.view(self.dtype)[: self.num_tokens]
         else:
             self.file.require_whole()

@@ -36,7 +36,7 @@ CSV_BYTES: Final = 4096
 NUMBERS_IN_CSV: Final = re.compile(rb"[\d\s,-]+")
 #: The names of arrays that a message shows.
 ARRAYS_SHOWN: Final = 5
-#: The ending of compressed lines -> what Python imports to read them, and its expression of the lines.
+#: The ending of compressed lines -> the modules that read them in Python, and the expression of the lines.
 LINES_OF: Final = {
     ".gz": ("gzip, json", "gzip.open({path})"),
     ".zst": (

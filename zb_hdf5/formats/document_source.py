@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import Spans
 from zb_hdf5.field import Field
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.text.corpus import Dropped
+from zb_hdf5.text.dropped import Dropped
 
 #: Given a number of documents, returns which of the next ones are wanted.
 Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]

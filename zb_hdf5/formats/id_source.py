@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
 from zb_hdf5.files.listing import require_named_once
@@ -20,7 +21,8 @@ from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSourc
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
 from zb_hdf5.notes import note
 from zb_hdf5.spec import TokenArray, stored_dtype
-from zb_hdf5.text.corpus import IDS_COLUMNS, facts_of_document, row_of_source
+from zb_hdf5.text.document_file import facts_of_document
+from zb_hdf5.text.lacking_text import IDS_COLUMNS
 
 #: Ids that are handed over together, about.
 BLOCK_OF_IDS: Final = 1 << 20

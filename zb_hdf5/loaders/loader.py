@@ -16,6 +16,7 @@ from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import cuda_device
@@ -65,7 +66,8 @@ def _require_divisor(reader: BatchReader, seq_len: int) -> None:
 def _require_one_store(source: object) -> None:
     """Raise `ArgumentError` for several stores."""
     if isinstance(source, list | tuple):
-        raise ArgumentError(f"a Loader reads one store, found {source!r:.80}; a MixedLoader reads several stores")
+        found = without_secrets(repr(source))
+        raise ArgumentError(f"a Loader reads one store, found {found:.80}; a MixedLoader reads several stores")
 
 
 def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:

@@ -49,8 +49,8 @@ class Schedule(ABC):
     start
         The place from which on it holds.
     version
-        The version of the states that have it. Of the first one, the records of a source that do not fill a batch are
-        left out at the end of each of its epochs.
+        The version of the states that have it. The first one leaves out the records of a source that do not fill a
+        batch, at the end of each of its epochs.
     """
 
     def __init__(self, weights: tuple[float, ...], start: Tally, version: int) -> None:
@@ -158,7 +158,7 @@ class ExactSchedule(Schedule):
         """Yield the source of each batch after a place, without an end.
 
         A source may take the n-th batch if scale * (part * n - taken * total) >= total, and its deadline is
-        (scale * (taken + 1) - 1) / part. Both are multiplied by what makes the parts of all sources the same, `same`:
+        (scale * (taken + 1) - 1) / part. Both are multiplied by the least common multiple of the parts, `same`:
         the sums of whole numbers that are left need no division, and no two differ by mistake.
         """
         is_read = [(source, part) for source, part in enumerate(self._parts) if part]

@@ -60,7 +60,7 @@ SINGLE_SAMPLE: Final = 32
 MET_READS: Final = 64
 #: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
 MAX_MET: Final = 32
-#: Of one file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
+#: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
 #: be None. Without array and tokens, the reader reads the batches.
 Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 #: Steps of a block, at most, that are looked up in the page cache; of scattered records, so many if there are.
@@ -193,10 +193,10 @@ class WholeBatches:
             known = met[file] = self._meet(file, number)
         views, crc32, plain = known
         expected = None if crc32 is None else crc32(index)
-        batch: npt.NDArray[Any] | None = None
         if expected is not None and expected < 0:  # the cache lacks it
-            batch = None
-        elif views is not None:
+            return self._read(number)
+        batch: npt.NDArray[Any] | None = None
+        if views is not None:
             batch = self._copied(views[index]) if self._copies else views[index]
         elif plain is not None:
             batch = self._filled(plain, index)
@@ -211,7 +211,7 @@ class WholeBatches:
         plain = known.plain
         if plain is None or plain.unit != self._unit:
             return None, None, None
-        views, crc32, _, _ = plain.at_hand(self.gives_views, not self.gives_views)
+        views, crc32, _, _ = plain.at_hand(self.gives_views)
         if views is None:
             return None, crc32, None if self.gives_views else plain
         return views.reshape(self._shape).view(self._stored), crc32, None

@@ -28,7 +28,7 @@ _DTYPE_KINDS: Final = {LABELS: "iuf", LOSS_MASK: "biuf"}
 
 
 def has_targets(reader: BatchReader) -> bool:
-    """Return whether a store has fields of which its targets follow, or values of their names that can be none."""
+    """Return whether a store has fields that its targets follow from, or other values under their names."""
     return bool(reader.meta.unfit) or any(field.name in _DTYPE_KINDS for field in reader.meta.fields)
 
 
@@ -226,7 +226,7 @@ class StoredTargets:
         return values if self._has_labels and self._is_next else np.roll(values, -1, axis=1)
 
     def _whole(self, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return labels of any dtype as whole numbers; `FormatError` if one is none."""
+        """Return labels of any dtype as whole numbers; `FormatError` for a fraction."""
         with np.errstate(invalid="ignore"):  # the error below names the value
             found: npt.NDArray[np.int64] = labels.astype(np.int64)
         if labels.dtype.kind == "f":
@@ -240,7 +240,7 @@ class StoredTargets:
         return found
 
     def _mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which tokens a mask counts; `FormatError` if a value is no whole number: a weight is none."""
+        """Return which tokens a mask counts; `FormatError` for a value that is no whole number, such as a weight."""
         is_named = self._mask_name == LOSS_MASK  # the user has chosen any other
         if mask.dtype.kind == "f" and (is_other := (np.rint(mask) != mask) if is_named else np.isnan(mask)).any():
             self._refuse(self._mask_name, "whole numbers", mask[is_other][0])

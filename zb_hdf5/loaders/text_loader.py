@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Unpack, overl
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
@@ -33,7 +34,8 @@ from zb_hdf5.loaders.token_loader import TokenLoader
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
-from zb_hdf5.text.corpus import ParquetFile, Reason, row_of_source
+from zb_hdf5.text.dropped import Reason
+from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer, with_boundaries
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ and then the mark; bytes that differ from their crc32 count as absent. So proces
 a kill at any moment, a full disk, a flipped bit or a file that is cut short costs a read of the store and nothing else.
 
 The files are read by position and never mapped: to touch a mapped hole of a file in a RAM disk takes a page of it, and
-to touch what another process has cut off is a bus error.
+to touch a part that another process has cut off is a bus error.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class CachedColumn:
         self.seen[number] = not self.full
 
     def _leave(self, error: OSError | None = None) -> None:
-        """Keep nothing from now on; warn once, with the error of the disk, or with what fills the cache."""
+        """Keep nothing from now on; warn once, with the error of the disk, or with the stores that fill the cache."""
         if self.full:
             return
         self.full = True

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
-from zb_hdf5.files.listing import listed
+from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
-from zb_hdf5.text.corpus import CHAT_KINDS, FILE_KINDS, IDS_COLUMNS
+from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.text.lacking_text import CHAT_KINDS, IDS_COLUMNS
 from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
 from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
 from zb_hdf5.trainers.trainer_formats import flat_name_of, format_named, source_name_of
@@ -36,6 +37,7 @@ PART_NOUNS: Final = ("a shard of MDS", "a chunk of litdata")
 _TEXT_SUFFIXES: Final = tuple(suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes)
 
 
+@kept_listings()
 def way_in(path: Path) -> FormatError | None:
     """Return the error of a path that has tokens or text in a format that is converted first; None: of another path."""
     if isinstance(path, RemotePath):
@@ -48,7 +50,8 @@ def way_in(path: Path) -> FormatError | None:
 
 def _is_of_a_store(folder: Path) -> bool:
     """Return whether a folder is a store that lost its index, or a conversion that is not finished."""
-    return folder.name.endswith(PARTIAL_SUFFIX) or any(name.startswith(SHARD_PREFIX) for name in os.listdir(folder))
+    is_unfinished = folder.name.endswith(PARTIAL_SUFFIX)
+    return is_unfinished or any(file.name.startswith(SHARD_PREFIX) for file in own_files(folder))
 
 
 def _of_format(path: Path, name: str) -> FormatError:
@@ -82,9 +85,9 @@ class RowColumns(NamedTuple):
     Attributes
     ----------
     ids
-        Of lists of ids: one of a known name, or the only one.
+        The column of lists of ids: one of a known name, or the only one.
     text, chats
-        Of text, and of lists of messages.
+        The columns of text, and of lists of messages.
     """
 
     ids: str
@@ -93,17 +96,21 @@ class RowColumns(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> RowColumns:
-        """Find the columns of a file; none in one that is none of rows, or is damaged."""
+        """Find the columns of a file of rows; none in a damaged one, or in another file."""
         try:
             kinds = kind_of_file(path).kinds(path)
         except (OSError, ZbError):
             return cls("", "", "")
         lists = [name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"]
-        ids = next((name for name in IDS_COLUMNS if name in lists), lists[0] if len(lists) == 1 else "")
         texts = [name for name, kind in kinds.items() if kind in TEXT_KINDS]
-        text = TEXT_COLUMN if TEXT_COLUMN in texts else (texts[0] if len(texts) == 1 else "")
         chats = next((name for name, kind in kinds.items() if str(kind).startswith(CHAT_KINDS)), "")
-        return cls(ids, text, chats)
+        return cls(_known_or_only(IDS_COLUMNS, lists), _known_or_only((TEXT_COLUMN,), texts), chats)
+
+
+def _known_or_only(known: Sequence[str], found: Sequence[str]) -> str:
+    """Return the first known name that was found; else the only one that was found; "": there are others."""
+    only = found[0] if len(found) == 1 else ""
+    return next((name for name in known if name in found), only)
 
 
 def way_of_rows(source: Path) -> str:
@@ -150,9 +157,7 @@ def _of_folder(folder: Path) -> FormatError | None:
     name = source_name_of(folder)
     if name:
         return _of_format(folder, name)
-    inside = sorted(folder.iterdir())
-    sets = [each for each in inside if each.is_dir()][:MAX_FOLDERS]
-    known = [each for each in sets if source_name_of(each) or flat_name_of(each)]
+    known = [each for each in folders_in(folder)[:MAX_FOLDERS] if source_name_of(each) or flat_name_of(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)
@@ -161,5 +166,5 @@ def _of_folder(folder: Path) -> FormatError | None:
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
         words = way_of_rows(folder) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
-    first = next((each for each in inside if each.is_file() and not each.name.startswith(".")), None)
+    first = next(iter(own_files(folder)), None)
     return None if first is None else _of_file(first)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, UnavailableError, ZbError
 from zb_hdf5.files.paths import read_whole
+from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.notes import note
 from zb_hdf5.packages import require_package
 from zb_hdf5.text.alphabet import Alphabet, is_complete, lacks_unknown_token
@@ -26,7 +27,7 @@ TokenIds = npt.NDArray[np.uint32]
 DEFAULT_BOUNDARY: Final = "<|endoftext|>"
 #: Tasks per thread: the documents of a block differ in length, and the last task should be a short one.
 TASKS_PER_THREAD: Final = 4
-#: What makes a Unigram model draw one of several ways to encode a text.
+#: The keys by which a Unigram model draws one of several ways to encode a text.
 LOTS: Final = ("alpha", "nbest_size")
 
 
@@ -269,8 +270,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = Path(file).name
         if not Path(file).is_file():
             raise ArgumentError(
-                f"{spec}: expected a tokenizer.json of this machine, found none; the names of a hub are not looked up: "
-                "download the tokenizer.json of the model first"
+                f"{without_secrets(spec)}: expected a tokenizer.json of this machine, found none; the names of a hub "
+                "are not looked up: download the tokenizer.json of the model first"
             )
         content = _read_tokenizer_json(Path(file))
         library = require_package("tokenizers", "text")
@@ -370,7 +371,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if kind == HuggingFaceTokenizer.kind and where:
         return HuggingFaceTokenizer(spec, where)
     raise ArgumentError(
-        f"tokenizer {spec!r}: expected byte, a tokenizer.json, a file of ranks .tiktoken, or tiktoken:NAME"
+        f"tokenizer {without_secrets(spec)!r}: expected byte, a tokenizer.json, a file of ranks .tiktoken, or "
+        "tiktoken:NAME"
     )
 
 

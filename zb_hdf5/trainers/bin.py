@@ -18,7 +18,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import head_of
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.spec import TokenArray
+from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
 #: The first three of them: the magic number, the version and the number of ids.
@@ -90,17 +90,20 @@ class BinFiles(FlatFormat):
 
 
 class BinWriter(FlatWriter):
-    """Writes the bytes of the ids alone, as nanoGPT does."""
+    """Writes the bytes of the ids alone, as nanoGPT does. An `.idx` beside them would be read with the new ids."""
 
     backend: ClassVar = "bin"
     suffix: ClassVar = ".bin"
 
+    @classmethod
+    def beside(cls, path: Path) -> list[Path]:
+        return [path.with_suffix(MEGATRON_INDEX_SUFFIX)]
 
-class LlmcWriter(FlatWriter):
+
+class LlmcWriter(BinWriter):
     """Writes a `.bin` with the header of llm.c, which tells the dtype and the number of the ids."""
 
     backend: ClassVar = "llmc"
-    suffix: ClassVar = ".bin"
     token_offset: ClassVar = LLMC_HEADER_BYTES
 
     def _write_ids(self, tokens: TokenArray, start: int) -> None:

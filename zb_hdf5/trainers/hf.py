@@ -19,7 +19,8 @@ from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
-from zb_hdf5.text.corpus import IDS_COLUMNS, JsonLinesFile
+from zb_hdf5.text.json_lines import JsonLinesFile
+from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
 from zb_hdf5.trainers.index_folder import json_object
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
@@ -28,7 +29,8 @@ from zb_hdf5.formats.id_source import (
     require_aligned,
 )
 from zb_hdf5.packages import require_package
-from zb_hdf5.text.corpus import JsonLinesFile, column_values, has_binary, parsed_json, row_of_source
+from zb_hdf5.text.json_lines import JsonLinesFile, parsed_json
+from zb_hdf5.text.parquet_file import column_values, has_binary
 
 #: Bytes of the ids of record batches that one process reads together, about.
 ARROW_GROUP_BYTES: Final = 32 << 20

@@ -19,11 +19,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.formats.id_source import Columns, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.read_as import ReadAs
-from zb_hdf5.text.corpus import IDS_COLUMNS, row_of_source
+from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
     MAX_FILE_BYTES,
@@ -109,7 +110,7 @@ class Encoding:
         return cls(ARRAY, _DTYPES[parts[0]] if parts else None, shape)
 
     def kind(self, data: npt.NDArray[np.uint8], where: str) -> np.dtype[Any] | str:
-        """Return the dtype of the array of one sample, words if it has more axes; `FormatError` if it is none."""
+        """Return the dtype of the array of one sample, words if it has more axes; `FormatError` for other bytes."""
         dtype, shape, _ = self._parts(data, where)
         return dtype if len(shape) == 1 else _of_axes(len(shape))
 

@@ -23,7 +23,7 @@ from zb_hdf5.files.paths import Identity, head_of, regular
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, require_few_empty
-from zb_hdf5.spec import StoreMeta
+from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, StoreMeta
 
 VERSION: Final = 1
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.
@@ -65,7 +65,7 @@ ROWS_AT_ONCE: Final = 1 << 20
 
 
 def fairseq_dtype(head: bytes, size: int) -> str:
-    """Return the dtype of ids that an index of fairseq has; "": it is none. Its magic is the same.
+    """Return the dtype of ids that an index of fairseq has; "" for another index. Its magic is that of Megatron.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Megatron(FlatFormat):
 
     def files(self, path: Path) -> list[Path]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""
-        return super().files(path.with_suffix(".bin") if path.suffix == ".idx" else path)
+        return super().files(path.with_suffix(".bin") if path.suffix == MEGATRON_INDEX_SUFFIX else path)
 
     def recognises(self, path: Path) -> bool:
         try:
@@ -229,7 +229,7 @@ class Megatron(FlatFormat):
 def _index_of(path: Path) -> str:
     """Return the path of the `.idx` beside a file of ids."""
     name = str(path)
-    return f"{name[:-4] if name.lower().endswith('.bin') else name}.idx"
+    return f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}"
 
 
 def _require_in_order(path: Path) -> None:
@@ -314,7 +314,7 @@ class MegatronWriter(FlatWriter):
 
     @classmethod
     def beside(cls, path: Path) -> list[Path]:
-        return [path.with_suffix(".idx")]
+        return [path.with_suffix(MEGATRON_INDEX_SUFFIX)]
 
     def _begin(self) -> None:
         self._others[0].num_bytes = HEADER.size

@@ -87,14 +87,18 @@ class OlmoFiles(FlatFormat):
 
 
 def _mask_of(path: Path) -> Path | None:
-    """Return the file of the loss mask of a file whose name says that it has ids; None: there is none.
+    """Return the file of the loss mask beside a file that is named as ids are; None if there is none.
 
     OLMo-core names `labels_mask_part_0000.npy` beside `token_ids_part_0000.npy`: a bool for each id, without a header.
     """
+    return next((mask for mask in _masks_of(path) if mask.is_file()), None)
+
+
+def _masks_of(path: Path) -> list[Path]:
+    """Return the files that may have the loss mask of a file, there or not."""
     if ID_WORDS.search(path.name) is None:
-        return None
-    masks = (path.with_name(ID_WORDS.sub(word, path.name, count=1)) for word in MASK_WORDS)
-    return next((mask for mask in masks if mask.is_file()), None)
+        return []
+    return [path.with_name(ID_WORDS.sub(word, path.name, count=1)) for word in MASK_WORDS]
 
 
 def _documents_of(path: Path) -> Path:
@@ -165,7 +169,7 @@ class OlmoWriter(FlatWriter):
 
     @classmethod
     def beside(cls, path: Path) -> list[Path]:
-        return [_documents_of(path)]
+        return [_documents_of(path), *_masks_of(path)]
 
     def _begin(self) -> None:
         self._packer = None

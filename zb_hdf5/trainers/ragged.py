@@ -36,7 +36,7 @@ from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.hdf5.written_rows import never_written, written_rows
 from zb_hdf5.read_as import FILL, ReadAs
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
-from zb_hdf5.text.corpus import IDS_COLUMNS
+from zb_hdf5.text.lacking_text import IDS_COLUMNS
 
 #: The name of the format.
 RAGGED: Final = "ragged"

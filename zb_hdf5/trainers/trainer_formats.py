@@ -39,7 +39,7 @@ class TrainerFormat(NamedTuple):
     lacks_header
         Whether its files may have no header: `source_dtype` then names the dtype of their ids.
     read_by
-        Of a target whose files another row reads: the name of that one.
+        The name of the row that reads the files of a target, if that is another one.
     recognises
         Of a format that is not flat, a function of a path that returns whether it is one, by its content. A path that
         has none of the suffixes is not asked about.

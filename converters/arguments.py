@@ -39,7 +39,7 @@ def convert(
     vocab_size: int | None = None,
     dataset: str | None = None,
     offsets: str | None = None,
-    axes: str | None = None,
+    axes: Literal["batch,record,token", "record,token"] | None = None,
     channel: int | None = None,
     field_channels: Mapping[str, int] | None = None,
     unwritten: Literal["fill", "drop"] | None = None,
@@ -138,7 +138,7 @@ def convert(
     offsets
         The dataset in it of the offsets, or the ends, of documents in the values.
     axes
-        "batch,record,token" if the axes of the dataset are these, and no entry is a mask or labels.
+        "batch,record,token" or "record,token" if the axes of the dataset are these, and no entry is a mask or labels.
     channel
         The entry of the second of its three axes that has the ids, such as 0 of ids, mask and labels.
     field_channels

@@ -359,18 +359,20 @@ class ArraySource(BatchSource):
 
 
 def array_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of an `ArraySource` as a conversion asks for them; its target decides the dtype of "auto"."""
+    """Return the options of an `ArraySource` as a conversion asks for them; its target decides the dtype of "auto".
+
+    For a target of documents each record is a batch: each becomes a document, in order.
+    """
     options = settings.of(ArrayOptions)
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = FORMATS[settings.target.format].default_dtype
+    row = FORMATS.get(settings.target.format)
+    of_all = {"seq_len": options.seq_len, "seed": options.seed, "vocab_size": options.vocab_size}
+    if row is None:
+        return {**of_all, "dtype": options.dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}
     return {
+        **of_all,
         "batch_size": options.batch_size,
-        "seq_len": options.seq_len,
-        "seed": options.seed,
         "shuffle": options.shuffle,
-        "dtype": dtype,
-        "vocab_size": options.vocab_size,
+        "dtype": row.default_dtype if options.dtype == "auto" else options.dtype,
         "remainder": options.remainder,
         "pad_id": options.pad_id,
         "val_fraction": settings.of(HeldOut).val_fraction,

@@ -148,7 +148,7 @@ class Conversion:
     vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
     dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
     offsets: str | None = _option("from", "text", "Dataset of the offsets, or the ends, of the documents in it.")
-    axes: str | None = _option("from", (AXES,), "The axes of the dataset are these: no entry is a mask or labels.")
+    axes: str | None = _option("from", AXES, "The axes of the dataset are these: no entry is a mask or labels.")
     channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
     field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
     unwritten: str | None = _option("from", UNWRITTEN, "Rows that were never written: take a fill value, or drop them.")

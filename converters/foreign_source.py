@@ -11,6 +11,7 @@ from typing import Any
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
 from zb_hdf5.converters.batch_source import BatchSource
+from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError, conversion_call
@@ -110,34 +111,37 @@ class ForeignSource(ArraySource):
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     read_as = settings.of(DatasetOptions).read_as
-    _require_batches(paths[0], settings.target.format, read_as)
     warn_of_mask(read_as)
     columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
+    if settings.target.is_stream:
+        _require_records(paths[0], settings.target.format, columns[0])
     tokens_only = settings.of(LossOptions).tokens_only
-    if tokens_only and not FORMATS[settings.target.format].tokens_only:
+    row = FORMATS.get(settings.target.format)
+    if tokens_only and (row is None or not row.tokens_only):
         columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
     elif not tokens_only:
         for column in columns:
             require_no_unfit(column.path, column.meta)
         if left_out := sorted({name for column in columns for name in column.left_out}):
             warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
-    batch_size = settings.of(ForeignOptions).batch_size
+    options = array_options(settings)
+    if row is not None:
+        options["batch_size"] = settings.of(ForeignOptions).batch_size
     return arrays_of_splits(
         columns,
         [column.path for column in columns],
         settings,
         partial(ForeignSource, read_as=read_as),
-        {**array_options(settings), "batch_size": batch_size},
+        options,
     )
 
 
-def _require_batches(path: Path, target: str, read_as: ReadAs) -> None:
-    """Raise `ConvertError` for a target of documents: a dataset of ids has none."""
-    if target not in FORMATS:
-        named = {} if read_as.dataset is None else {"dataset": read_as.dataset}
+def _require_records(path: Path, target: str, column: Column) -> None:
+    """Raise `ConvertError` unless each record may become a document of another trainer."""
+    if target == STREAM or column.meta.layout == STREAM_LAYOUT:
         raise ConvertError(
             f"{path}: expected documents for {target}, found a dataset of ids without them: convert it to batches: "
-            f"{conversion_call(path, 'hdf5', **named)}"
+            f"{conversion_call(path, 'hdf5', dataset=column.name)}"
         )
 
 

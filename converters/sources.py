@@ -45,6 +45,7 @@ from zb_hdf5.trainers.trainer_formats import (
     INSTALLED,
     TrainerFormat,
     document_targets,
+    flat_files,
     flat_format,
     format_named,
     installed_name_of,
@@ -54,6 +55,8 @@ from zb_hdf5.trainers.trainer_formats import (
     source_name_of,
 )
 
+#: The options by which records become batches.
+_OF_BATCHES: Final = ("batch_size", "remainder", "pad_id", "shuffle", "memory", "shuffle_method")
 #: The dtypes of new tokens.
 _NEW_DTYPES: Final = {"dtype": ("auto", "uint32", "uint16")}
 
@@ -120,6 +123,7 @@ class SourceKind:
         found = self._all_options(is_stream)
         if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
             found["dtype"] = InWords(row.default_dtype)
+        are_documents = is_of_trainer and ShuffleOptions in self.options and StoreOptions not in self.options
         takes_files_whole = is_stream and KeptOptions in self.options  # where no documents are told apart
         absent = {
             "codec": is_of_trainer or (row is not None and row.tokens_only),
@@ -132,6 +136,8 @@ class SourceKind:
             "shard_size": self.is_staged,
             "shard_range": self.is_staged and not is_stream and "layout" not in found,
         }
+        if are_documents:  # each record is one: they are neither joined nor shuffled
+            absent |= dict.fromkeys(_OF_BATCHES, True)
         return {name: default for name, default in found.items() if not absent.get(name)}
 
     def options_of_any_target(self, is_stream: bool) -> set[str]:
@@ -357,6 +363,8 @@ def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
         name = row.read_by
     if _lacks_documents(name, conversion):
         return name, FLAT
+    if name == "npy" and conversion.target in document_targets() and _has_records(path):
+        return name, SOURCES[name]
     if name not in ("auto", _HDF5):
         return name, kind_named(name, conversion)
     from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
@@ -378,6 +386,14 @@ def _lacks_documents(name: str, conversion: Conversion) -> bool:
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
     files = [file for path in given for file in flat.files(any_path(path))] if flat is not None else []
     return flat is not None and bool(files) and not any(flat.beside(file) for file in files)
+
+
+def _has_records(path: Path) -> bool:
+    """Return whether the first `.npy` file at a path is an array of two axes."""
+    from zb_hdf5.formats.npy import read_npy_header
+
+    files = flat_files("npy", path)
+    return bool(files) and len(read_npy_header(files[0])[0]) == 2
 
 
 def kind_named(name: str, conversion: Conversion) -> SourceKind:

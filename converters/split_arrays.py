@@ -212,11 +212,12 @@ def _require_place_for_splits(splits: list[str], settings: Settings, val_fractio
             options=["val_fraction", "split"],
         )
     noun = ""
+    row = FORMATS.get(target.format)
     if target.live:
         noun = "a live store has"
     elif target.is_one_file:
         noun = "one file has"
-    elif not FORMATS[target.format].holds_batches:
+    elif row is not None and not row.holds_batches:
         noun = f"{target.format} files have"
     if noun:
         raise ArgumentError(

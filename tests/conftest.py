@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from contents import BACKENDS_OF, write_batches
+from contents import BACKENDS_OF, label_batches, write_batches
 from descriptors import open_descriptors, open_files, our_threads
 from hypothesis import settings
 from interpreter import shared_interpreter
@@ -278,7 +278,7 @@ def make_stored(write_file, write_store, gzip_copy):
         if stored.endswith("foreign hdf5"):
             with h5py.File(folder / "foreign.h5", "w") as h5:
                 packed = "gzip" if stored.startswith("compressed") else None
-                h5.create_dataset("group/data", data=tokens, compression=packed)
+                label_batches(h5.create_dataset("group/data", data=tokens, compression=packed))
             return folder / "foreign.h5"
         path = write_file(folder / f"{name}.h5", tokens).path
         return gzip_copy(path, folder / "gzip.h5") if stored == "compressed hdf5" else path

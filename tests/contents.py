@@ -7,6 +7,7 @@ import numpy as np
 from zb_hdf5 import HDF5ShardWriter, open_reader, open_writer, verify_store
 from zb_hdf5.commands.rows import open_to_look
 from zb_hdf5.commands.statistics import measure
+from zb_hdf5.spec import BATCHES_LABELS
 from zb_hdf5.store.rebuild import index_files
 
 BACKENDS_OF = {"batch store": ("batch",), "hdf5 store": ("hdf5",), "mixed store": ("batch", "hdf5")}
@@ -16,6 +17,12 @@ def files_in(folder):
     """Return everything below a folder, or a lone file, byte for byte."""
     paths = [folder, *folder.rglob("*")]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+
+
+def label_batches(stored):
+    """Label the axes of an HDF5 dataset as those of batches: no option has to tell them."""
+    for axis, label in zip(stored.dims, BATCHES_LABELS, strict=True):
+        axis.label = label
 
 
 def names(folder):

@@ -103,6 +103,9 @@ def kinds() -> dict[str, Kind]:
         "channels-hdf5": Kind("foreign/channels.h5", CHANNELS, RECORDS),
         "channels-hdf5-folder": Kind("foreign/channels", CHANNELS, RECORDS),
     }
+    for name, path in {"records-npy": "flat/npy-records/0.npy", "records-npy-folder": "flat/npy-records"}.items():
+        found[name] = Kind(path, shape=RECORDS)
+        found[f"{name}-digests"] = Kind(path, shape=RECORDS, digests=True)
     for name, (options, file) in _FLAT.items():
         found[name] = Kind(f"flat/{name}/{file}", options, WINDOWS)
         found[f"{name}-folder"] = Kind(f"flat/{name}", options, WINDOWS)
@@ -124,6 +127,10 @@ def make_kinds(folder: Path) -> None:
     shutil.copytree(folder / "same-batch", folder / "both" / "batch")
     _make_flat(folder / "flat", sources)
     _make_foreign(folder / "foreign")
+    (folder / "flat" / "npy-records").mkdir()
+    for number in range(2):
+        with h5py.File(folder / "foreign" / "records" / f"{number}.h5") as h5:
+            np.save(folder / "flat" / "npy-records" / f"{number}.npy", h5["input_ids"][:])
 
 
 def _make_flat(folder: Path, sources: Path) -> None:
@@ -249,8 +256,8 @@ def _names_in(cache: Path, *, is_named_by_files: bool) -> list[str]:
 COMMANDS = {"info": (), "show": ("--batch", 0), "which": ("--batch", 0), "verify": ()}
 
 
-def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
-    """Return the exit code and the report of each command about one kind of path."""
+def arguments_of(kind: Kind, command: str) -> list[Any]:
+    """Return the options of a command about one kind of path."""
     flags: list[Any] = []
     for name, value in {**kind.options, "split": None}.items():
         if name == "field_channels":
@@ -258,10 +265,14 @@ def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
         elif value is not None and name != "backend":
             flags += [f"--{name.replace('_', '-')}", value]
     shape = [word for name, value in kind.shape.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return [*flags, *COMMANDS[command], *(shape if command in ("show", "which") else [])]
+
+
+def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
+    """Return the exit code and the report of each command about one kind of path."""
     found = {}
-    for command, more in COMMANDS.items():
-        extra = shape if command in ("show", "which") else []
-        done = run_zb(command, folder / kind.path, *flags, *more, *extra, "--json")
+    for command in COMMANDS:
+        done = run_zb(command, folder / kind.path, *arguments_of(kind, command), "--json")
         report = json.loads(done.stdout) if done.stdout else done.stderr
         if isinstance(report, dict):
             assert report.pop("version") == JSON_VERSION  # which is younger than the pins

@@ -75,6 +75,7 @@ TYPED: Final = {
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
     Remedy.CHANNELS: "pass the channel of the ids, and those of their fields, such as --channel 0 --field-channel "
     "loss_mask=1 --field-channel labels=2; or --axes batch,record,token if all are records",
+    Remedy.RECORD_AXES: "pass --axes record,token if each is a record",
     Remedy.UNWRITTEN: "pass --unwritten drop to leave them out, or --unwritten fill to take the fill value {at} for "
     "them",
     Remedy.FILL: "pass --unwritten fill to take the fill value {at} for them",
@@ -316,7 +317,7 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     dataset = foreign_option(
         "--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]"
     )
-    axes = foreign_option("--axes", type=click.Choice([AXES]), help="Its axes are these: no entry is a mask or labels.")
+    axes = foreign_option("--axes", type=click.Choice(AXES), help="Its axes are these: no entry is a mask or labels.")
     channel = foreign_option(
         "--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0."
     )

@@ -51,6 +51,7 @@ class Remedy(StrEnum):
         "pass unwritten='drop' to ReadAs or convert to leave them out, or unwritten='fill' to take the fill value {at} "
         "for them"
     )
+    RECORD_AXES = "pass axes='record,token' to ReadAs if each is a record"
     FILL = "pass unwritten='fill' to take the fill value {at} for them"
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype to ReadAs or convert, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"

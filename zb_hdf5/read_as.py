@@ -13,8 +13,10 @@ from zb_hdf5.errors import ArgumentError
 if TYPE_CHECKING:  # which the help of the commands does not need
     import numpy as np
 
-#: The axes of a dataset of another program that holds batches.
-AXES: Final = "batch,record,token"
+#: The axes of a dataset of another program that holds batches, and of an array that holds records.
+BATCH_AXES: Final = "batch,record,token"
+RECORD_AXES: Final = "record,token"
+AXES: Final = (BATCH_AXES, RECORD_AXES)
 #: The treatments of rows that were never written.
 FILL: Final = "fill"
 UNWRITTEN: Final = (FILL, "drop")
@@ -35,8 +37,9 @@ class ReadAs:
         axes it holds batches, of two records (in batches of `batch_size`, by default 1), of one a token stream. None:
         the only integer dataset of such a file, or one of a known name with fields beside it.
     axes
-        "batch,record,token": the three axes of the dataset are these. None: a dataset whose second axis has two to four
-        entries is refused where one of them looks like a mask or labels (see docs/formats.md).
+        "batch,record,token": the three axes of the dataset are these. "record,token": so are two axes, of a dataset or
+        of `.npy` files; their rows of one token or two are refused else. None: a dataset whose second axis has two to
+        four entries is refused, unless the labels of its axes are these (see docs/formats.md).
     channel
         Entry of the second of three axes that has the ids, such as 0 of ids, mask and labels: each item is then one
         record. None: that axis has no channels.
@@ -89,8 +92,8 @@ class ReadAs:
 
     def _require_dataset(self) -> None:
         """Check what names a dataset of HDF5, and take a copy of the channels, in the order of their names."""
-        if self.axes not in (None, AXES):
-            raise ArgumentError(f"axes must be {AXES}, found {self.axes!r}", options=["axes"])
+        if self.axes not in (None, *AXES):
+            raise ArgumentError(f"axes must be {' or '.join(AXES)}, found {self.axes!r}", options=["axes"])
         if self.unwritten not in (None, *UNWRITTEN):
             raise ArgumentError(f"unwritten must be 'fill' or 'drop', found {self.unwritten!r}", options=["unwritten"])
         if not isinstance(self.field_channels, Mapping):
@@ -137,8 +140,17 @@ class ReadAs:
 
     @property
     def names_dataset(self) -> bool:
-        """Whether a dataset, its axes or its rows are named: then the path is an HDF5 file of another program."""
+        """Whether a dataset, its axes or its rows are named: the path is then an HDF5 file of another program.
+
+        Axes of records may be those of a `.npy` file, too: see `needs_hdf5`.
+        """
         return (self.dataset, self.axes, self.channel, self.unwritten) != (None, None, None, None)
+
+    @property
+    def needs_hdf5(self) -> bool:
+        """Whether anything is named that HDF5 files alone have; other files have records, too."""
+        named = (self.dataset, self.axes, self.channel, self.unwritten)
+        return self.names_dataset and named != (None, RECORD_AXES, None, None)
 
     @property
     def lacks_header(self) -> bool:
@@ -169,6 +181,13 @@ def _entry(name: str, number: Any) -> int:
 
 #: The files say all that is needed.
 AS_STORED: Final = ReadAs()
+
+
+def is_a_stream(path: str | os.PathLike[str], axes: str) -> ArgumentError:
+    """Return the error of axes that are named of a token stream."""
+    return ArgumentError(
+        f"{os.fspath(path)}: is a token stream, which has one axis: leave out axes={axes!r}", options=["axes"]
+    )
 
 
 def require_read_as(read_as: object) -> None:

@@ -194,7 +194,7 @@ DOORS = {
     "int24.h5": (int24, "ids"),
     "table.h5": (table_of_hdf5, "ids"),
     "arrays.h5": (arrays_of_hdf5, "ids"),
-    "rows.npy": (lambda path: np.save(path, IDS.reshape(80, 50)), "records"),
+    "rows.npy": (lambda path: np.save(path, np.asfortranarray(IDS.reshape(80, 50))), "records"),
     "n.csv": (csv_of_numbers, "ids"),
     "n.json": (lambda path: path.write_text(json.dumps(IDS.tolist())), "ids"),
     "t.csv": (lambda path: path.write_text('id,text\n1,"hello, world"\n'), "hello, world"),

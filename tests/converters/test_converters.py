@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run
-from contents import batches_of, files_in, write_batches
+from contents import batches_of, files_in, label_batches, write_batches
 from contract import random_tokens
 from damage import flip_token
 from descriptors import open_files
@@ -597,7 +597,7 @@ def test_a_store_that_is_still_written_is_refused(tmp_path):
 # --- HDF5 files of another origin ------------------------------------------------------------------------------
 def foreign(path, tokens, **options):
     with h5py.File(path, "w") as h5:
-        h5.create_dataset("data/tokens", data=tokens, **options)
+        label_batches(h5.create_dataset("data/tokens", data=tokens, **options))
         h5["data/flat"] = tokens.reshape(-1)
         h5["data/float"] = tokens[1:].astype("<f4")
     return path

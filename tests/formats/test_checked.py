@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from contents import write_streams
+from contents import label_batches, write_streams
 from contract import check_closing, check_reader, is_refused, random_tokens
 from damage import flip_stored
 from reading import reading
@@ -116,6 +116,7 @@ def test_without_a_stored_crc32_nothing_is_checked_and_the_reader_says_so(tmp_pa
     lone.with_name("x.batch.crc32").unlink()
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         h5["data"] = expected
+        label_batches(h5["data"])
     for path, options in ((lone, {}), (tmp_path / "foreign.h5", reading({"dataset": "data"}))):
         with open_reader(path, **options) as reader:
             assert reader.verified == "none"

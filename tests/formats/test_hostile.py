@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import run
-from contents import write_batches, write_stream
+from contents import label_batches, write_batches, write_stream
 from contract import is_refused, random_tokens
 from interpreter import run_program
 from processes import forked
@@ -120,6 +120,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
     write(tmp_path / "other.h5")
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         h5["there/batches"] = np.arange(2 * 4 * 1024, dtype="<u4").reshape(2, *SHAPE)
+        label_batches(h5["there/batches"])
         h5["same"] = h5py.SoftLink("there/batches")
         make(h5, "batches", (2, *SHAPE), np.dtype("<u4"))
     is_refused(

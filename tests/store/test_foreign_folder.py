@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commandline import one_error, report_of, run_zb
+from contents import label_batches
 from contract import is_refused, random_tokens
 from damage import flip
 from reading import reading
@@ -54,13 +55,15 @@ KINDS = {
 LAYOUTS = {"contiguous": {}, "chunks": {"chunks": True}, "gzip": {"compression": "gzip"}}
 
 
-def write_file(path, rows, beside=None, name="data/input_ids", how=None):
-    """Write the rows of a dataset, and those of the datasets beside it."""
+def write_file(path, rows, beside=None, name="data/input_ids", how=None, has_labels=False):
+    """Write the rows of a dataset, labels of its axes, and the rows of the datasets beside it."""
     options = dict(how or {})
     if options.get("chunks"):
         options["chunks"] = (min(len(rows), 48 if rows.ndim == 1 else 3), *rows.shape[1:])
     with h5py.File(path, "w") as h5:
-        h5.create_dataset(name, data=rows, **options)
+        stored = h5.create_dataset(name, data=rows, **options)
+        if has_labels:
+            label_batches(stored)
         for each, values in (beside or {}).items():
             h5.create_dataset(f"{name.rpartition('/')[0]}/{each}", data=values, **options)
     return path
@@ -76,10 +79,17 @@ def write_both(tmp_path, kind="records", how=None, ids=IDS, beside=None):
     folder = tmp_path / "corpus"
     folder.mkdir(parents=True)
     edges = [0, *cuts, len(rows)]
+    has_labels = kind == "batches"
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         part = {name: each[start:stop] for name, each in values.items()}
-        write_file(folder / f"part-{number}.{('h5', 'hdf5', 'h5')[number]}", rows[start:stop], part, how=how)
-    return folder, write_file(tmp_path / "one.h5", rows, values, how=how), rows
+        write_file(
+            folder / f"part-{number}.{('h5', 'hdf5', 'h5')[number]}",
+            rows[start:stop],
+            part,
+            how=how,
+            has_labels=has_labels,
+        )
+    return folder, write_file(tmp_path / "one.h5", rows, values, how=how, has_labels=has_labels), rows
 
 
 @pytest.fixture(params=KINDS)

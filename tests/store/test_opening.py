@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from contents import batches_of, write_books
+from contents import batches_of, label_batches, write_books
 from contract import is_refused, random_tokens
 from descriptors import open_files
 from reading import reading
@@ -62,6 +62,7 @@ def foreign(tmp_path):
     with h5py.File(tmp_path / "foreign.h5", "w") as h5:
         h5.create_dataset("stream", data=tokens.reshape(-1), chunks=(100,), compression="gzip")
         h5["records"], h5["batches"] = tokens.reshape(-1, 64), tokens
+        label_batches(h5["batches"])
         h5["text"], h5["weights"] = np.zeros((3, 3), "S2"), np.zeros((2, 3, 10))
         h5.create_group("group")
     return tmp_path / "foreign.h5", tokens

@@ -402,11 +402,11 @@ def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tm
     )
     is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "x.json"), match="stores have digests")
     assert "--digests" in one_error(run_zb("info", store, "--digests", digests))
-    np.save(tmp_path / "records.npy", np.zeros((4, 8), "<u2"))
+    np.save(tmp_path / "records.npy", np.zeros((4, 8), "<u2", order="F"))
     is_refused(
         errors.FormatError,
         lambda: write_digests(tmp_path / "records.npy", tmp_path / "x.json"),
-        match="rows are records",
+        match="found Fortran order",
     )
     assert not (tmp_path / "x.json").exists()
 

@@ -1,4 +1,4 @@
-"""A flat format: files whose ids follow each other in one dtype, which are read in place as one token stream.
+"""A flat format: files whose ids follow each other in one dtype, which are read in place: a token stream, or records.
 
 Such files hold no digests; they may have been made, and kept in a file of their own.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.field_files import ids_among, require_no_fields
+from zb_hdf5.files.field_files import ids_among, require_no_fields, require_one_dtype
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.paths import Identity
@@ -28,11 +28,13 @@ from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_and_size
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.read_as import AS_STORED, ReadAs, is_a_stream
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
 
 #: Sequences or documents without ids in a file, at most.
 MAX_EMPTY: Final = 1 << 22
+#: Ids of a row that is no record, unless the user says so: one of a column, or an id and its mask.
+SHORT_ROWS: Final = range(1, 3)
 #: A loss mask of one byte for each id, in a file of its own.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 
@@ -55,6 +57,8 @@ class FlatTokens(NamedTuple):
         are stored, and `FlatFormat.num_documents` reads all of them.
     fields
         The fields whose values are stored beside the ids, each in a file of its own.
+    record_tokens
+        The ids of a record, of a file that holds records; None: it is a stream.
     """
 
     path: Path
@@ -63,6 +67,49 @@ class FlatTokens(NamedTuple):
     byte_offset: int = 0
     num_documents: int | None = None
     fields: tuple[Field, ...] = ()
+    record_tokens: int | None = None
+
+    def require_axes(self, axes: str | None) -> None:
+        """Refuse axes of a stream, and rows that are too short for records unless their axes are told.
+
+        Raises
+        ------
+        ArgumentError
+            If axes are told of a stream.
+        FormatError
+            If a row has one id or two: it may be one of a column, or an id and its mask.
+        """
+        if axes is not None and self.record_tokens is None:
+            raise is_a_stream(self.path, axes)
+        if axes is None and self.record_tokens in SHORT_ROWS:
+            raise FormatError(
+                f"{self.path}: expected records of at least {SHORT_ROWS.stop} tokens, found rows of "
+                f"{self.record_tokens}",
+                remedy=Remedy.RECORD_AXES,
+            )
+
+
+def require_alike(found: Sequence[FlatTokens]) -> None:
+    """Raise `FormatError` if the files of a folder differ: those of another corpus would be read unseen."""
+    require_one_dtype((each.path, each.dtype) for each in found)
+    first = found[0]
+    for each in found:
+        if each.record_tokens != first.record_tokens:
+            raise FormatError(
+                f"{each.path}: expected {_kind_of(first)}, as {first.path.name} has, found {_kind_of(each)}: move the "
+                "others to another folder, or convert each kind by itself"
+            )
+        if each.fields != first.fields:
+            expected = " and ".join(field.name for field in first.fields) or "no field"
+            names = " and ".join(field.name for field in each.fields) or "none"
+            raise FormatError(
+                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
+                "missing, or move the others to another folder"
+            )
+
+
+def _kind_of(found: FlatTokens) -> str:
+    return "a stream" if found.record_tokens is None else f"records of {found.record_tokens:,}"
 
 
 class FlatDigest(NamedTuple):
@@ -165,11 +212,14 @@ class FlatFormat(ABC):
     ----------
     sign
         The content by which its files are recognised, for the message that a file is none of them; "": there is none.
+    holds_records
+        Whether its files may hold records, as `look` has found it.
     documents_suffix
         The ending of the file of documents beside one of ids, which may be absent; "": there is no such file.
     """
 
     sign: ClassVar[str]
+    holds_records: ClassVar[bool] = False
     documents_suffix: ClassVar[str] = ""
 
     def __init__(self, suffixes: tuple[str, ...], read_as: ReadAs = AS_STORED) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator
-from itertools import permutations
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import h5py
-import numpy as np
-import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import LABELS, LOSS_MASK, is_field_name
-from zb_hdf5.hdf5.h5_chunks import unreadable
+from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
 from zb_hdf5.hdf5.odd_types import way_of_odd_types
-from zb_hdf5.read_as import ReadAs
+from zb_hdf5.read_as import BATCH_AXES, ReadAs, is_a_stream
+from zb_hdf5.spec import BATCHES_LABELS
 
 #: Names of datasets that have the tokens, where others beside them have values of the same tokens.
 TOKEN_NAMES: Final = ("input_ids", "tokens", "token_ids")
@@ -35,10 +33,6 @@ NO_DIGESTS: Final = "a dataset of another origin has no digests"
 FIELD_KINDS: Final = "biuf"
 #: Entries of a second axis that may be channels (ids, a mask, labels, position ids) in place of records.
 CHANNELS: Final = range(2, 5)
-#: Items that are looked at in each of three places: at the start, in the middle and at the end.
-ITEMS: Final = 16
-#: Bytes of items that are looked at together.
-BYTES_AT_ONCE: Final = 16 << 20
 #: Ids of each entry, and datasets of a file, that a message shows.
 IDS_SHOWN: Final = 5
 DATASETS_SHOWN: Final = 10
@@ -196,81 +190,51 @@ def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
 
 def no_such_axes(path: Path, axes: str) -> ArgumentError:
     """Return the error of axes that are named of anything else."""
-    return ArgumentError(f"{path}: axes={axes!r} needs a dataset of three axes that another program has written")
+    count = "three" if axes == BATCH_AXES else "two"
+    return ArgumentError(f"{path}: axes={axes!r} needs a dataset of {count} axes that another program has written")
 
 
-def require_records(path: Path, name: str, stored: h5py.Dataset, read_as: ReadAs) -> None:
-    """Refuse a dataset whose second axis has ids, a mask or labels in place of records, unless its axes are named.
+def require_axes(path: Path, name: str, stored: h5py.Dataset, read_as: ReadAs) -> None:
+    """Refuse a dataset whose second axis may have ids, a mask or labels in place of records, unless its axes are told.
 
-    Nothing is refused where the channel of the ids is chosen.
+    The user tells them, or the channel of the ids; or the labels of the axes do.
 
     Raises
     ------
     ArgumentError
-        If axes are named of a dataset that has not three.
+        If axes are named of a dataset that has more of them, or fewer.
     FormatError
-        If the axis has few entries, and one of them looks like a mask or labels in each item that is looked at.
+        If the second of three axes has few entries, and nothing tells what they are.
     """
     axes = read_as.axes
-    if axes is not None and stored.ndim != 3:
+    if axes is not None and stored.ndim == 1:
+        raise is_a_stream(path, axes)
+    if axes is not None and stored.ndim != 1 + axes.count(","):
         raise no_such_axes(path, axes)
-    is_chosen = axes is not None or read_as.channel is not None
-    if is_chosen or stored.ndim != 3 or stored.shape[1] not in CHANNELS or not stored.shape[0]:
+    is_told = axes is not None or read_as.channel is not None
+    if is_told or stored.ndim != 3 or stored.shape[1] not in CHANNELS or _labels_of(stored) == BATCHES_LABELS:
         return
-    try:
-        with h5_damage(path):
-            sign = sign_of_channels(_places(stored), stored.shape[1])
-            first = stored[0, :, :IDS_SHOWN].tolist()
-    except (OSError, FormatError) as error:
-        raise unreadable(path, name, stored, error) from error
-    if not sign:
-        return
-    shown = ", ".join(f"{number}: {ids}" for number, ids in enumerate(first))
     raise FormatError(
-        f"{path}: {name}: expected records along its second axis, found {stored.shape[1]} entries of which {sign}; in "
-        f"the first item they begin with {shown}",
+        f"{path}: {name}: expected records along its second axis, found {stored.shape[1]} entries, which may be ids, a "
+        f"mask and labels{_first_ids(path, name, stored)}",
         remedy=Remedy.CHANNELS,
     )
 
 
-def _places(stored: h5py.Dataset) -> Iterator[npt.NDArray[Any]]:
-    """Yield the items to look at, some of them at once; the items of a short dataset come twice."""
-    count = stored.shape[0]
-    item_bytes = stored.dtype.itemsize * stored.shape[1] * stored.shape[2]
-    step = min(ITEMS, max(1, BYTES_AT_ONCE // max(1, item_bytes)))
-    for start in (0, max(0, (count - ITEMS) // 2), max(0, count - ITEMS)):
-        for first in range(start, start + ITEMS, step):
-            yield stored[first : min(first + step, start + ITEMS)]
+def _labels_of(stored: h5py.Dataset) -> tuple[str, ...]:
+    """Return the labels of the axes of a dataset; "" for each one that has none."""
+    return tuple(axis.label for axis in stored.dims)
 
 
-def sign_of_channels(parts: Iterable[npt.NDArray[Any]], entries: int) -> str:
-    """Return the sign that an entry holds no records; "": there is no sign.
-
-    Parameters
-    ----------
-    parts
-        Items that are looked at: integers of shape (n, entries, tokens).
-    """
-    only_flags = np.ones(entries, np.bool_)
-    negative = np.zeros(entries, np.bool_)
-    same = shifted = set(permutations(range(entries), 2))
-    for items in parts:
-        only_flags &= ((items == 0) | (items == 1)).all(axis=(0, 2))
-        negative |= (items < 0).any(axis=(0, 2))
-        same = {(a, b) for a, b in same if np.array_equal(items[:, a], items[:, b])}
-        shifted = {(a, b) for a, b in shifted if _is_shifted(items[:, a], items[:, b])}
-    for entry in range(entries):
-        if only_flags[entry]:
-            return f"entry {entry} holds only 0 and 1"
-        if negative[entry]:
-            return f"entry {entry} holds values below 0"
-    for a, b in sorted(same):
-        return f"entry {b} is the same as entry {a}"
-    for a, b in sorted(shifted):
-        return f"entry {b} is entry {a} shifted by one token"
-    return ""
-
-
-def _is_shifted(ids: npt.NDArray[Any], targets: npt.NDArray[Any]) -> bool:
-    """Return whether the ids, but for the first of each item, are the targets, but for the last."""
-    return ids.shape[1] > 1 and np.array_equal(ids[:, 1:], targets[:, :-1])
+def _first_ids(path: Path, name: str, stored: h5py.Dataset) -> str:
+    """Return the first ids of each entry of the first item, in words; "" if there is no item."""
+    if not stored.shape[0]:
+        return ""
+    register_filters(stored)
+    try:
+        with h5_damage(path):
+            first = stored[0, :, :IDS_SHOWN].tolist()
+    except (OSError, FormatError) as error:
+        raise unreadable(path, name, stored, error) from error
+    shown = ", ".join(f"{number}: {ids}" for number, ids in enumerate(first))
+    return f"; in the first item they begin with {shown}"

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
-from zb_hdf5.files.paths import Identity, any_path, on_failure
+from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.foreign import CHANNELS, NO_DIGESTS, no_such_axes, require_records
+from zb_hdf5.formats.foreign import NO_DIGESTS
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
 from zb_hdf5.formats.inspection import GROWS, look_at
@@ -75,8 +75,6 @@ class HDF5Reader(BatchReader):
                 raise UnverifiableError(f"{facts}: {GROWS}")
             raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
         super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
-        with on_failure(self.close):
-            _require_records(column, read_as)
         self.complete = column.complete
         self.sha256 = column.sha256
         self.columns = column.columns
@@ -158,17 +156,6 @@ class HDF5Reader(BatchReader):
             rows = len(h5[self.meta.column])
         if rows != self.num_batches:
             raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
-
-
-def _require_records(column: Column, read_as: ReadAs) -> None:
-    """Look into a dataset of another program whose second axis may have anything but records."""
-    axes = read_as.axes
-    if not column.is_foreign or column.meta.layout != BATCHES_LAYOUT:
-        if axes is not None:
-            raise no_such_axes(column.path, axes)
-    elif axes is not None or (column.meta.batch_size in CHANNELS and column.meta.field is None):
-        with closing(H5pyTokens(column)) as tokens:
-            require_records(column.path, column.name, tokens.dataset(), read_as)
 
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:

@@ -18,8 +18,8 @@ from zb_hdf5.formats.foreign import (
     can_be_field,
     integer_datasets,
     no_such_axes,
+    require_axes,
     require_channels,
-    require_records,
     to_choose,
     token_name,
     unfit_targets,
@@ -27,7 +27,7 @@ from zb_hdf5.formats.foreign import (
 )
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
-from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, register_filters, row_extents
+from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, row_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
@@ -133,6 +133,8 @@ def look_at(
                 f"{path}: channel={read_as.channel} needs a dataset of three axes that another program has written",
                 options=["channel"],
             )
+        if read_as.axes is not None:
+            raise no_such_axes(path, read_as.axes)
         if layout is None:
             layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
         column, stored = _own_column(h5, path, layout)
@@ -165,14 +167,7 @@ def look_at_foreign(path: Path, read_as: ReadAs, identity: Identity | None = Non
         name = _foreign_tokens(h5, path, read_as)
         if name is None:
             raise to_choose(h5, path, "is an HDF5 file of another program")
-        column = _foreign_column(h5, path, name, read_as)
-        if column.meta.layout == BATCHES_LAYOUT:
-            stored = own_dataset(h5, path, name)
-            register_filters(stored)
-            require_records(path, name, stored, read_as)
-        elif read_as.axes is not None:
-            raise no_such_axes(path, read_as.axes)
-        return column
+        return _foreign_column(h5, path, name, read_as)
 
 
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
@@ -306,6 +301,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
     require_channels(path, dataset, stored, read_as)
+    require_axes(path, dataset, stored, read_as)
     channel = read_as.channel
     dtype: np.dtype[Any] = DTYPE_BY_NAME["uint32"]
     if stored.dtype in CODE_BY_DTYPE:

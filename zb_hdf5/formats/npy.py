@@ -22,8 +22,8 @@ from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import BATCHES, TokenArray
 
 NPY_MISSING: Final = ".npy files hold no digests"
-#: Of arrays of records, which are not read in place.
-RECORDS_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
+#: Of arrays that are not read in place.
+UNREAD_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
 #: The bytes of a header before its text: the magic, the version and the length of the text.
 FIRST_BYTES: Final = 10
 #: Records of a batch in a line to type, as a conversion makes them by default.
@@ -91,30 +91,36 @@ def _parse_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
         return shape, fortran, dtype, file.tell()
 
 
-def stream_header(path: Path) -> tuple[int, np.dtype[Any], int]:
-    """Return (tokens, dtype, byte offset of the data) of a 1-D `.npy` file of integers."""
-    shape, _, dtype, byte_offset = read_npy_header(path)
-    if len(shape) != 1 or dtype.kind not in "iu":
-        remedy = ""
-        if len(shape) == 2 and dtype.kind in "iu":
-            batch_size = max(1, min(shape[0], RECORDS_OF_A_BATCH))
-            call = conversion_call(path, "hdf5", batch_size=batch_size, seq_len=shape[1])
-            remedy = f"; rows are records: convert them to a store: {call}"
-        raise FormatError(f"{path}: expected a 1-D array of integers, found shape {shape} {dtype}{remedy}")
-    return shape[0], dtype, byte_offset
+def refusal_of(shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]) -> str:
+    """Return what is expected of an array that is not read in place, and what is found; "": it is read."""
+    if len(shape) not in (1, 2) or dtype.kind not in "iu":
+        return f"expected an array of integers of one axis or two, found shape {shape} {dtype}"
+    if len(shape) == 2 and not shape[1]:
+        return f"expected records of one token or more, found shape {shape}"
+    if fortran and len(shape) == 2 and min(shape) > 1:
+        return "expected records whose tokens follow each other, found Fortran order"
+    return ""
 
 
 class NpyArrays(FlatFormat):
-    """1-D `.npy` files of integers, each of which counts as one document."""
+    """`.npy` files of integers: of one axis streams, each of which counts as one document, of two axes records."""
 
     sign: ClassVar = "a header of numpy"
+    holds_records: ClassVar = True
 
     def recognises(self, path: Path) -> bool:
         return head_of(path, len(NPY_MAGIC))[0] == NPY_MAGIC
 
     def look(self, path: Path) -> FlatTokens:
-        num_tokens, dtype, byte_offset = stream_header(path)
-        return FlatTokens(path, num_tokens, dtype, byte_offset)
+        shape, fortran, dtype, byte_offset = read_npy_header(path)
+        if refusal := refusal_of(shape, fortran, dtype):
+            line = ""
+            if fortran and dtype.kind in "iu" and len(shape) == 2:
+                batch_size = max(1, min(shape[0], RECORDS_OF_A_BATCH))
+                line = f": {conversion_call(path, 'hdf5', batch_size=batch_size, seq_len=shape[1])}"
+            raise FormatError(f"{path}: {refusal}{line}")
+        record_tokens = shape[1] if len(shape) == 2 else None
+        return FlatTokens(path, math.prod(shape), dtype, byte_offset, record_tokens=record_tokens)
 
 
 class NpyWriter(FileWriter):

@@ -48,6 +48,8 @@ class FileFormat:
         The offsets at which the magic bytes may stand.
     holds_batches
         Whether a file has batches, and a folder is a store with a `shards.json`; else records without digests.
+    has_axes
+        Whether files of other programs have arrays of it whose axes may be told.
     tokens_only
         Whether a file has neither fields, documents, streams, codecs, datasets of other programs nor guarded counts,
         and does not grow.
@@ -72,6 +74,7 @@ class FileFormat:
     magic_name = ""
     magic_offsets: tuple[int, ...] = (0,)
     holds_batches = True
+    has_axes = False
     tokens_only = False
     any_layout: ClassVar[dict[str, Any]] = {}
     has_sidecar = False
@@ -177,6 +180,7 @@ class HDF5Format(FileFormat):
     noun = "an HDF5 file"
     as_source = as_target = ("an HDF5 store", "train-h5")
     other_suffixes = (".hdf5", ".hdf", ".he5")
+    has_axes = True
     reader = "zb_hdf5.formats.h5_reader:HDF5Reader"
     writer = "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
@@ -223,18 +227,20 @@ class NpyFormat(FileFormat):
 
     name = "npy"
     suffix = ".npy"
+    noun = "a .npy file"
     as_source = (".npy files of tokens", "tokens/")
     as_target = (".npy records", "records.npy")
     other_suffixes = (".npz",)
     writer = "zb_hdf5.formats.npy:NpyWriter"
     holds_batches = False
+    has_axes = True
     tokens_only = True
 
     def look_at(self, path: Path) -> tuple[int, str]:
-        from zb_hdf5.formats.npy import NPY_MISSING, RECORDS_REMEDY, read_npy_header
+        from zb_hdf5.formats.npy import NPY_MISSING, UNREAD_REMEDY, read_npy_header, refusal_of
 
-        shape, *_ = read_npy_header(path)
-        remedy = Remedy.DIGESTS.about(str(path)) if len(shape) == 1 else RECORDS_REMEDY
+        shape, fortran, dtype, _ = read_npy_header(path)
+        remedy = UNREAD_REMEDY if refusal_of(shape, fortran, dtype) else Remedy.DIGESTS.about(str(path))
         return math.prod(shape), f"{NPY_MISSING}; {remedy}"
 
 
@@ -316,20 +322,24 @@ def hdf5_files(folder: Path) -> list[Path]:
 
 
 def require_datasets(path: Path, read_as: ReadAs) -> None:
-    """Raise `BackendError` if a dataset, or its axes, are chosen of anything but HDF5 files that are in no store."""
+    """Raise `BackendError` if a dataset, or its axes, are named of files that have none, or that are in a store."""
     if not read_as.names_dataset:
         return
+    from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
     from zb_hdf5.spec import INDEX_NAME
 
     name, value = next(iter(read_as.given.items()))
+    kinds = [row for row in FORMATS.values() if row.has_axes and not (read_as.needs_hdf5 and row.tokens_only)]
+    facts = f"{path}: {name}={value!r} needs {' or '.join(row.noun for row in kinds)}"
     if path.is_dir() or path.name == INDEX_NAME:
         is_local = path.is_dir() and not isinstance(path, RemotePath)
-        if not is_local or (path / INDEX_NAME).exists() or not hdf5_files(path):
-            raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found a folder", options=[name])
+        suffixes = [suffix for row in kinds for suffix in (row.suffix, *row.other_suffixes)]
+        if not is_local or (path / INDEX_NAME).exists() or not listed(path, *suffixes).files:
+            raise BackendError(f"{facts}, found a folder", options=[name])
         return
-    found = detect_backend(path)
-    if FORMATS[found].tokens_only:
-        raise BackendError(f"{path}: {name}={value!r} needs an HDF5 file, found a {found!r} file", options=[name])
+    found = format_of(path)
+    if found not in kinds:
+        raise BackendError(f"{facts}, found a {found.name!r} file", options=[name])
 
 
 def format_of(path: Path) -> FileFormat:

@@ -18,7 +18,7 @@ from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256, require_alike
 from zb_hdf5.formats.registry import require_datasets
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
@@ -57,6 +57,8 @@ _HEAD_BYTES: Final = 64
 _MAX_NAMES: Final = 3
 #: The formats of files that hold no digests.
 _DIGESTED: Final = f"{', '.join(flat_names())}, HDF5 of other programs"
+#: The key of the ids of a record, which a header has, and no digest covers.
+RECORD_TOKENS: Final = "record_tokens"
 #: The name of the format of HDF5 files, those of other programs included.
 FOREIGN_BACKEND: Final = "hdf5"
 _AGAIN: Final = "make its digests again if it is the right one"
@@ -79,12 +81,15 @@ class Digests:
         Name -> the digests of the file, in the order of the stream.
     read_as
         The dataset of HDF5 files of another program.
+    record_tokens
+        The ids of a record, of other files that hold records; None: they are streams, or HDF5 files.
     """
 
     path: Path
     backend: str
     files: Mapping[str, FlatDigest]
     read_as: ReadAs = AS_STORED
+    record_tokens: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -121,6 +126,7 @@ class Digests:
             ("bytes", digest.num_bytes, found.path.stat().st_size),
             ("ids", digest.num_tokens, found.num_tokens),
             ("dtype", digest.dtype, found.dtype.str),
+            (RECORD_TOKENS, self.record_tokens, found.record_tokens),
         ):
             if here != expected:
                 raise FormatError(
@@ -184,6 +190,8 @@ class Digests:
             facts |= {"dataset": known.dataset, "axes": known.axes, "channel": known.channel}
             if known.unwritten is not None:
                 facts["unwritten"] = known.unwritten
+        if self.record_tokens is not None:
+            facts[RECORD_TOKENS] = self.record_tokens
         rows = [(name, *digest) for name, digest in self.files.items()]
         arrays = dict(zip(DIGESTS_FILE_KEYS, map(list, zip(*rows, strict=True)), strict=True))
         return sealed_text(facts, {"files": arrays})
@@ -207,7 +215,9 @@ class Digests:
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())
         _require_names(names, where)
         files = {name: FlatDigest(*row) for name, row in zip(names, zip(*columns, strict=True), strict=True)}
-        digests = cls(path, backend, files, _dataset_in(value, where) if is_foreign else AS_STORED)
+        record_tokens = require_field(value, RECORD_TOKENS, int, where) if RECORD_TOKENS in value else None
+        read_as = _dataset_in(value, where) if is_foreign else AS_STORED
+        digests = cls(path, backend, files, read_as, record_tokens)
         digests._check(where)
         for key, expected in (("token_count", digests.num_tokens), ("sha256", digests.sha256)):
             if value.get(key) != expected:
@@ -398,6 +408,9 @@ def write_digests(
     if flat is None:
         raise _has_digests(path)
     found = [flat.look(file) for file in files]
+    if flat.holds_records:
+        require_alike(found)
+        found[0].require_axes(read_as.axes)
     destination = local_path(destination)
     if overwrite:
         _refuse_other_file(destination)
@@ -406,7 +419,8 @@ def write_digests(
         with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
         of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
-        digests = Digests(destination, backend, of_files, read_as)
+        record_tokens = next((each.record_tokens for each in found), None)
+        digests = Digests(destination, backend, of_files, read_as, record_tokens)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
     return digests
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
-from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.listing import kept_listings, listed, name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
@@ -20,7 +19,7 @@ from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.flat import FlatDigest, FlatTokens
+from zb_hdf5.formats.flat import FlatDigest, FlatTokens, require_alike
 from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, no_known_file, require_datasets
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
@@ -100,6 +99,8 @@ class Opening:
         The split of each of these.
     files
         The files of a flat format that the look has found; (): they are still to be found.
+    first
+        The facts of the first of these that is read, where they may hold records; None: of another format.
     shape
         The shape of batches as it is asked for.
     access, verify, split, read_as
@@ -115,6 +116,7 @@ class Opening:
     foreign: tuple[Column, ...] = ()
     splits: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    first: FlatTokens | None = None
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
@@ -260,8 +262,6 @@ def look(
         found = _of_installed(path, backend, split, notes)
     if found is None:
         raise noted(_unknown(path), notes)
-    if read_as.axes is not None and found.layout == STREAM_LAYOUT:
-        raise ArgumentError(f"{path}: is a token stream, which has one axis: leave out axes={read_as.axes!r}")
     if found.index is not None and split == AUTO_SPLIT:
         split = None
     found = replace(found, shape=shape, access=access, verify=verify, read_as=read_as, split=split)
@@ -424,7 +424,7 @@ def _require_backend(path: Path, backend: str, index: ShardIndex) -> None:
 
 
 class FlatHolder(Holder):
-    """A file of a flat format, or a folder of such files, as one stream.
+    """A file of a flat format, or a folder of such files, as one stream, or as the records of all.
 
     Parameters
     ----------
@@ -442,13 +442,36 @@ class FlatHolder(Holder):
             return None
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
-        return Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
+        found = Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
+        flat = flat_format(self.name)
+        if not files or flat is None or not flat.holds_records:
+            return found
+        first = flat.look(SplitFiles.at([path], files, split).files[0])
+        first.require_axes(read_as.axes)
+        return replace(found, first=first, layout=STREAM_LAYOUT if first.record_tokens is None else BATCHES_LAYOUT)
 
     def files(self, opening: Opening) -> list[Path]:
         return list(opening.files) or flat_files(self.name, opening.path, opening.read_as)
 
+    def open_batches(self, opening: Opening) -> BatchReader:
+        first = cast(FlatTokens, opening.first)
+        index = self.stream_index(opening)
+        if opening.verify == "store":
+            opening.compare_digests()
+        return RecordReader(
+            opening.path,
+            index,
+            Windows.of(opening.shape.batch_size or 1, cast(int, first.record_tokens)),
+            read_as=opening.read_as,
+            access=opening.access,
+            verify=opening.verify,
+        )
+
     def stream_index(self, opening: Opening) -> ShardIndex:
-        """Return the index of the files. Ids become uint16 where that holds the dtypes of all, else uint32."""
+        """Return the index of the files as chunks of one stream.
+
+        Ids become uint16 where that holds the dtypes of all, else uint32.
+        """
         read_as = opening.read_as
         flat = flat_format(self.name, read_as)
         files, splits = SplitFiles.at([opening.path], self.files(opening), opening.split)
@@ -456,13 +479,13 @@ class FlatHolder(Holder):
             row = row_named(self.name)
             suffix = "" if row is None else f"{row.suffixes[0]} "
             raise FormatError(f"{opening.path}: no {suffix}files of the format {self.name!r} in this folder")
-        found = [flat.look(file) for file in files]
+        first = opening.first
+        found = [first if first is not None and file == first.path else flat.look(file) for file in files]
         digests: dict[str, FlatDigest] = {}
         if read_as.digests is not None:
             digests = Digests.load(read_as.digests).require_all(opening.path, self.name, found)
         dtypes = {each.dtype for each in found}
-        require_one_dtype((each.path, each.dtype) for each in found)
-        _require_one_kind(found)
+        require_alike(found)
         is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
         stored = stored_dtype("uint16" if is_small else "uint32")
         meta = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored, layout=STREAM_LAYOUT, fields=found[0].fields)
@@ -474,19 +497,6 @@ class FlatHolder(Holder):
             digests = {name: made[name_below(opening.path, each.path)] for name, each in zip(names, found, strict=True)}
         table = flat_table(self.name, names, found, splits, digests)
         return ShardIndex(meta, table, source=source, digests=digests, read_as=read_as)
-
-
-def _require_one_kind(found: list[FlatTokens]) -> None:
-    """Raise `FormatError` if the files of a folder differ in their fields: some values would be lost unseen."""
-    first = found[0]
-    for each in found:
-        if each.fields != first.fields:
-            expected = " and ".join(field.name for field in first.fields) or "no field"
-            names = " and ".join(field.name for field in each.fields) or "none"
-            raise FormatError(
-                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
-                "missing, or move the others to another folder"
-            )
 
 
 class FileHolder(Holder):

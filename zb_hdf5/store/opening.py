@@ -55,7 +55,7 @@ def open_reader(
         named by it: `books/hdf5/` and `books/batch/`. Or a folder of HDF5 files of another program, in the order of
         their names: streams as one, or the records or batches of all, of the same dtype, length and fields.
     backend
-        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of 1-D
+        "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of
         arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/train.md). Of a folder
         with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
     access

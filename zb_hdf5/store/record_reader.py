@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # h5py, which a store with an index does not need
 
 
 class RecordReader(CutReader):
-    """Reads the records of HDF5 files of another program, all of one length, as batches. See `BatchReader`.
+    """Reads the records of files of another program, all of one length, as batches. See `BatchReader`.
 
     A batch may have records of several files.
 
@@ -33,7 +33,7 @@ class RecordReader(CutReader):
     windows
         The records and batches, which do not overlap.
     read_as
-        How the files are read, with the name of the dataset.
+        How the files are read; of HDF5 with the name of the dataset.
     access, verify, columns
         As for `StoreReader`.
     """
@@ -77,10 +77,14 @@ class RecordReader(CutReader):
 
     @property
     def token_fingerprint(self) -> str:
-        return self.fingerprint if len(self.paths) == 1 else self._sample()
+        return self.fingerprint if self._is_lone_hdf5 else self._sample()
+
+    @property
+    def _is_lone_hdf5(self) -> bool:
+        return self.foreign_dataset is not None and len(self.paths) == 1
 
     def _compute_fingerprint(self) -> str:
-        """Return that of `HDF5Reader` for one file, so that states fit it; of many files the sizes count, too."""
-        if len(self.paths) == 1:
+        """Return that of `HDF5Reader` for one file of HDF5, so that states fit it; of others the sizes count, too."""
+        if self._is_lone_hdf5:
             return BatchReader._compute_fingerprint(self)
         return f"{self.token_fingerprint}:{self.windows.in_text}"

@@ -15,7 +15,15 @@ from zb_hdf5.documents.document_offsets import table_sha256
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
-from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy, UnverifiableError, ZbError
+from zb_hdf5.errors import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    IncompleteError,
+    Remedy,
+    UnverifiableError,
+    ZbError,
+)
 from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
@@ -187,7 +195,8 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
     try:
         yield
     except ZbError as error:
-        if is_lone and error.remedy in (Remedy.CONVERT, Remedy.CHANNELS):
+        is_of_call = isinstance(error, ArgumentError) and bool(error.options)
+        if is_lone and (is_of_call or error.remedy in (Remedy.CONVERT, Remedy.CHANNELS)):
             raise
         if is_named and error.remedy is Remedy.DATASET:
             raise

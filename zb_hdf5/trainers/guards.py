@@ -36,6 +36,7 @@ class GuardedFlat(FlatFormat):
         self._package = package
         self._name = name
         self.sign = flat.sign  # type: ignore[misc]
+        self.holds_records = flat.holds_records  # type: ignore[misc]
         self.documents_suffix = flat.documents_suffix  # type: ignore[misc]
 
     def files(self, path: Path) -> list[Path]:

@@ -324,7 +324,7 @@ class JsonLinesIds(IdFile):
         read = 0
         for line in self._file.lines(number):
             read += len(line)
-            if line.isspace():
+            if not line or line.isspace():  # a mark alone is no line
                 yield from block.take(read)
                 block.skip()
                 continue

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from contents import names
 
-from zb_hdf5 import ExistsError, StoreMeta, open_writer
+from zb_hdf5 import ConvertError, ExistsError, StoreMeta, open_writer
 from zb_hdf5.files import publishing
 from zb_hdf5.files.publishing import PartialDirectory, scratch_directory, write_atomically
 from zb_hdf5.signals import Terminated, unwinding_signals
@@ -78,3 +78,17 @@ def test_a_refused_folder_keeps_the_leftover_of_an_earlier_run(tmp_path):
     with pytest.raises(ExistsError), folder:
         pytest.fail("the rival was not seen")
     assert names(tmp_path / "x.partial") == ["shard-00000-of-00001.h5"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["fifo", "device"])
+def test_a_result_takes_the_place_of_no_fifo_or_device(make, tmp_path):
+    for name in ("x.h5", "x.html"):
+        make(tmp_path / name)
+    for write in (
+        lambda: write_atomically(tmp_path / "x.html", b"x"),
+        lambda: open_writer(tmp_path / "x.h5", batch_size=4, seq_len=8, dtype="uint16", overwrite=True),
+    ):
+        with pytest.raises(ConvertError, match="is a FIFO, a socket or a device; choose another output"):
+            write()
+    assert names(tmp_path) == ["x.h5", "x.html"]
+    assert not any(path.is_file() for path in tmp_path.iterdir())

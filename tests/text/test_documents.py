@@ -191,6 +191,7 @@ NO_OBJECTS = [
     ('{"text": "one"}\n'.encode("utf-16-le"), {"of UTF-16": 2}),
     ('{"text": "\xfc"}'.encode("utf-16-be"), {"of UTF-16": 1}),
     (b'{"text": "one}\n', {"bad JSON": 1}),
+    (bytes(99) + b"\n" + bytes(9), {"of zero bytes": 2}),
     (b" \n\t\r\n\n", {}),
 ]
 

@@ -159,6 +159,8 @@ class PartialFile:
                     return fd
 
     def _refuse_existing(self) -> None:
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # /dev/null would become a file
+            raise ConvertError(f"{self.path}: is a FIFO, a socket or a device; choose another output")
         if not self._overwrite:
             refuse_result(self.path)
         if self.path.is_dir():

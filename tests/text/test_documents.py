@@ -148,7 +148,9 @@ GOOD = b'{"text": "one", "input_ids": [1, 2]}\n{"text": "two", "input_ids": [3]}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-@pytest.mark.parametrize("data", [MARK + GOOD, MARK * 2 + GOOD, MARK + GOOD + MARK + GOOD, MARK + b"\n" + GOOD, GOOD + MARK])
+@pytest.mark.parametrize(
+    "data", [MARK + GOOD, MARK * 2 + GOOD, MARK + GOOD + MARK + GOOD, MARK + b"\n" + GOOD, GOOD + MARK]
+)
 def test_a_byte_order_mark_is_no_text_of_json_lines(tmp_path, name, data):
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)

@@ -276,7 +276,7 @@ def test_parquet_errors(write_parquet, tmp_path, monkeypatch):
     is_refused(FormatError, lambda: read(ParquetFile(path)), match="not a Parquet file, or a damaged one")
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UnavailableError, match=r"this needs the package pyarrow: pip install '.\[text\]'"):
+    with pytest.raises(UnavailableError, match=r"this needs the package pyarrow: pip install 'zb_hdf5\[text\]'"):
         ParquetFile(tmp_path / "a.parquet")
 
 

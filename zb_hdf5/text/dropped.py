@@ -29,6 +29,7 @@ class Reason(StrEnum):
     SEVERAL = "with several JSON objects"
     NO_OBJECT = "without a JSON object"  # a number, a string
     UTF_16 = "of UTF-16"
+    ZEROS = "of zero bytes"  # of a file that was torn
     MISSING = "no text"  # no such key, or null
     NOT_TEXT = "not text"  # a number, a list
     NOT_UTF8 = "not UTF-8"

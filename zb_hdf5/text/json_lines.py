@@ -97,7 +97,7 @@ class JsonLinesFile(DocumentFile):
         return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes | bytearray) -> Found:
-        if line.isspace():
+        if not line or line.isspace():  # a mark alone is no line
             return None
         try:
             text_of_line = line.decode("utf-8")
@@ -142,7 +142,8 @@ def _whole_number(digits: str) -> int | Digits:
 def _flaw_of_line(line: str) -> Reason:
     """Return why a line is no JSON object."""
     if line.count("\0") > len(line) // NUL_SHARE:
-        return Reason.UTF_16
+        is_torn = len(line) >= ENCODING_MARK_BYTES and not line.strip("\0")  # an end of line of UTF-32 has fewer
+        return Reason.ZEROS if is_torn else Reason.UTF_16
     if line == "]" or line.startswith("["):
         return Reason.IN_ARRAY
     if line in ("{", "}", "},", "],"):

@@ -75,7 +75,8 @@ def bare(url: str, folder: str, epoch: int) -> m.Figures:
 
 
 def load(url: str, epoch: int, options: dict[str, Any]) -> m.Figures:
-    with Loader(url, epoch=epoch, rank=0, world_size=1, **options) as loader:
+    with Loader(url, rank=0, world_size=1, **options) as loader:
+        loader.set_epoch(epoch)
         return {m.LATER: m.us_of(loader)}
 
 

@@ -161,10 +161,8 @@ def main() -> None:
     with DocumentLoader(
         out / "chats.h5",
         collate="pack",
-        max_tokens=options.max_tokens,
-        too_long="truncate",
-        targets=True,
-        loss_mask="loss_mask",
+        max_tokens=(options.max_tokens, "truncate"),
+        targets=True,  # and none where the field `loss_mask` is 0
         seed=options.seed,
     ) as loader:
         found = loader.documents

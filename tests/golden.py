@@ -25,6 +25,7 @@ import pyarrow
 import torch
 from commandline import succeed
 from pyarrow import parquet
+from reading import ordered
 from torch.utils.data import DataLoader
 
 import zb_hdf5
@@ -146,9 +147,9 @@ READING: dict[str, dict[str, Any]] = {
 }
 DOCUMENT_WAYS: dict[str, dict[str, Any]] = {
     "all": {"documents": ("cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents")},
-    "targets": {"documents": True, "targets": True, "batch_size": 3, "rank": 1, "world_size": 2},
-    "capacity": {"documents": True, "cu_seqlens_capacity": 200, "shuffle": "records"},
-    "masked": {"targets": True, "documents": True, "mask_documents": [3, 20, 21]},
+    "targets": {"documents": ("cu_seqlens",), "targets": True, "batch_size": 3, "rank": 1, "world_size": 2},
+    "capacity": {"documents": [("cu_seqlens", 200)], "shuffle": "records"},
+    "masked": {"targets": True, "documents": ("cu_seqlens",), "mask_documents": [3, 20, 21]},
     "short": {"documents": ("document_ids", "position_ids"), "seq_len": 8, "targets": True},
 }
 #: Options of a `DocumentLoader`; the first word of a name is the way in which it collates.
@@ -156,17 +157,20 @@ COLLATED: dict[str, dict[str, Any]] = {
     "pad": {"batch_size": 3},
     "pack": {"max_tokens": 128},
     "pad-lengths": {"batch_size": 5, "shuffle": "lengths"},
-    "pack-multiple": {"max_tokens": 112, "pad_to_multiple_of": 16, "rank": 1, "world_size": 2},
+    "pack-multiple": {"collate": ("pack", 16), "max_tokens": 112, "rank": 1, "world_size": 2},
 }
 DEFAULTS: dict[str, Any] = {"rank": 0, "world_size": 1}
 
 
-def _on(loader: type, store: str, **options: Any) -> Make:
+def _on(loader: type, store: str, epoch: int = 0, **options: Any) -> Make:
     """Return the case of a loader on one store; "src:text" is a folder of sources."""
 
     def make(sources: Path, stores: Path) -> Any:
         path = sources / store.removeprefix("src:") if store.startswith("src:") else stores / store
-        return loader(path, **{**DEFAULTS, **options})
+        made = loader(path, **{**DEFAULTS, **options})
+        if epoch:
+            made.set_epoch(epoch)
+        return made
 
     return make
 
@@ -202,7 +206,7 @@ def batch_cases() -> Iterator[tuple[str, Make]]:
     for store in ("lone.h5", "lone.batch", "h5", "wide", "padded", "batch", "same-batch", "relaid", "again", "zstd"):
         for order in ORDERS if store in ("h5", "batch", "wide") else ("global", "records"):
             for way in WAYS if store in ("h5", "batch") else ("plain", "rest", "targets"):
-                yield f"{store}/{order}/{way}", _loader(store, shuffle=order, block_size=16, **WAYS[way])
+                yield f"{store}/{order}/{way}", _loader(store, shuffle=ordered(order, 16), **WAYS[way])
     for store in ("lone.h5", "h5", "batch", "cut", "zstd"):
         for way, options in READING.items():
             if not ("h5py" in way and store == "batch") and not (store == "zstd" and "mmap" in way):
@@ -222,7 +226,7 @@ def document_cases() -> Iterator[tuple[str, Make]]:
             shape = window if store in ("notes.h5", "stream") else {}
             yield f"{store}/documents/{way}", _loader(store, **shape | options)
         if store.startswith("text"):
-            yield f"{store}/val", _loader(store, split="val", targets=True, documents=True)
+            yield f"{store}/val", _loader(store, split="val", targets=True, documents=("cu_seqlens",))
     for store in ("packed", "notes.h5", "fields.h5"):
         shape = window if store == "notes.h5" else {}
         for order in ORDERS:
@@ -235,8 +239,9 @@ def document_cases() -> Iterator[tuple[str, Make]]:
 def loader_cases() -> Iterator[tuple[str, Make]]:
     for name, options in COLLATED.items():
         collate = {"collate": name.partition("-")[0], "targets": True, **options}
-        yield f"stream/loader/{name}", _on(zb_hdf5.DocumentLoader, "stream", too_long="truncate", **collate)
-        collate |= {"fields": ("vector",), "spans": True, "loss_mask": "mask"}
+        longest = {"max_tokens": (options["max_tokens"], "truncate")} if "max_tokens" in options else {}
+        yield f"stream/loader/{name}", _on(zb_hdf5.DocumentLoader, "stream", **collate | longest)
+        collate |= {"fields": ("vector",), "spans": True, "targets": "mask"}
         yield f"notes.h5/loader/{name}", _on(zb_hdf5.DocumentLoader, "notes.h5", **collate)
     text = {"tokenizer": "byte", "batch_size": 4, "seq_len": 24, "targets": True}
     yield "parquet/loader/text", _on(zb_hdf5.TextLoader, "src:parquet", **text)

@@ -12,3 +12,14 @@ def reading(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with those of `ReadAs` as the one value that readers and loaders take."""
     named = {name: value for name, value in options.items() if name in NAMES}
     return {**{name: value for name, value in options.items() if name not in NAMES}, "read_as": ReadAs(**named)}
+
+
+def ordered(shuffle: str, block_size: int) -> Any:
+    """Return a shuffle as a loader takes it, with blocks of so many batches if it is that of blocks."""
+    return (shuffle, block_size) if shuffle == "block" else shuffle
+
+
+def begun(loader: Any, epoch: int) -> Any:
+    """Return a loader at the beginning of an epoch."""
+    loader.set_epoch(epoch)
+    return loader

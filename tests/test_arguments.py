@@ -151,7 +151,6 @@ def test_a_seed_is_a_whole_number(name, place):
 
 
 NUMBERS = {
-    "epoch": lambda wrong: Loader("in.h5", epoch=wrong, **ONE_RANK),
     "set_epoch": lambda wrong: Loader("in.h5", **ONE_RANK).set_epoch(wrong),
     "rank": lambda wrong: Loader("in.h5", rank=wrong, world_size=2),
     "world_size": lambda wrong: Loader("in.h5", rank=0, world_size=wrong),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
+    from zb_hdf5.loaders.loader_options import LoaderOptions as LoaderOptions
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
@@ -95,6 +96,7 @@ _MODULES: Final = {
     "DocumentLoader": "zb_hdf5.loaders.document_loader",
     "FollowingLoader": "zb_hdf5.loaders.following",
     "Loader": "zb_hdf5.loaders.loader",
+    "LoaderOptions": "zb_hdf5.loaders.loader_options",
     "MixedLoader": "zb_hdf5.loaders.mixture",
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",

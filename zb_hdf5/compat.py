@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import tiktoken
     import torch
 
-    from zb_hdf5.loaders.loader_options import ShuffleWord, TextSplit
+    from zb_hdf5.loaders.loader_options import TextSplit, WantedShuffle
 
 Special = int | str | None
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
@@ -79,8 +79,10 @@ class BatchNativeLoader(Loader["torch.Tensor"]):
         Batches of a block; the blocks are shuffled.
     shuffle
         False: batches come as stored.
-    seed, epoch
+    seed
         As for `Loader`.
+    epoch
+        The epoch that it begins with.
     """
 
     def __init__(
@@ -91,9 +93,10 @@ class BatchNativeLoader(Loader["torch.Tensor"]):
         seed: int = 42,
         epoch: int = 0,
     ) -> None:
-        order: ShuffleWord = "block" if shuffle else "sequential"
-        super().__init__(path, shuffle=order, block_size=block_size, seed=seed, epoch=epoch, rank=0, world_size=1)
+        order: WantedShuffle = ("block", block_size) if shuffle else "sequential"
+        super().__init__(path, shuffle=order, seed=seed, rank=0, world_size=1)
         self.path = path
+        self.set_epoch(epoch)
 
 
 def write_batch_file(
@@ -515,10 +518,10 @@ class SlidingWindowDataloader(Loader[Any]):
             batch_size=batch_size,
             shuffle="records",
             seed=seed,
-            epoch=epoch,
             rank=0,
             world_size=1,
         )
+        self.set_epoch(epoch)
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         for tokens, after in super()._read_from(position):

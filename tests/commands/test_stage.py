@@ -11,6 +11,7 @@ from commandline import report_of, run_zb
 from contents import write_batches, write_stream
 from contract import assert_same, parts_of, random_tokens
 from processes import killed_when
+from reading import begun
 
 from zb_hdf5 import Loader, console, open_reader
 from zb_hdf5.commands.staging import runs_of
@@ -59,9 +60,9 @@ class Nothing(ClosedTokens):
         pass
 
 
-def steps_of(folder, store, state=None, rank=0, **options):
+def steps_of(folder, store, state=None, rank=0, epoch=0, **options):
     """Return all steps of a rank; those of a cache are of a loader whose source has nothing."""
-    with Loader(store, rank=rank, world_size=WORLD, cache=folder, **options) as loader:
+    with begun(Loader(store, rank=rank, world_size=WORLD, cache=folder, **options), epoch) as loader:
         for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))) if folder else ():
             reader.tokens.tokens.close()
             reader.tokens.source = reader.tokens.tokens = Nothing(reader.tokens.tokens)
@@ -98,7 +99,7 @@ def test_the_ranks_read_what_was_copied_and_nothing_else_was(options, train_file
 @pytest.mark.parametrize("done", [3, 8])
 def test_a_state_says_what_is_left_of_its_epoch_or_that_the_next_one_is(done, train_file, folder, tmp_path):
     options = {"shuffle": "global", "seed": 9, "batch_size": 4}
-    with Loader(train_file, rank=0, world_size=WORLD, epoch=2, **options) as loader:
+    with begun(Loader(train_file, rank=0, world_size=WORLD, **options), 2) as loader:
         assert len([loader.get_batch() for _ in range(done)]) <= len(loader) == 8
         state = loader.state_dict()
     (tmp_path / "state.json").write_text(json.dumps(state))

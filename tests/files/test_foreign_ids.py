@@ -102,7 +102,7 @@ def test_batches_of_many_files_are_those_of_one(dtype, tmp_path):
     for number, part in enumerate(np.split(IDS, [1, 700, 1333, 1340, 3000])):  # some batches lie in two files, or three
         write(tmp_path / "many" / f"{number}.npy", part, dtype)
     one = write(tmp_path / "one.npy", IDS, dtype)
-    for how in ({}, {"dtype": torch.int32}, {"targets": True}, {"shuffle": "block", "block_size": 3}):
+    for how in ({}, {"dtype": torch.int32}, {"targets": True}, {"shuffle": ("block", 3)}):
         with Loader(one, **SHAPE, access="pread", prefetch=0, **how) as loader:
             expected = list(loader)
         for access in ("auto", "mmap", "pread"):

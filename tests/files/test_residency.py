@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_stream
+from reading import begun
 
 from benchmarks import measure as m
 from benchmarks import memory_cap
@@ -178,7 +179,7 @@ def test_rows_in_memory_are_taken_from_the_mapping(kind, folder, pages):
 
 @pytest.mark.parametrize("kind", ["store", "shards"])
 def test_a_mapped_read_that_waits_ends_the_mapping_in_the_same_block(kind, folder, pages, monkeypatch):
-    with Loader(folder / kind, shuffle="records", epoch=3, **ALONE) as loader:
+    with begun(Loader(folder / kind, shuffle="records", **ALONE), 3) as loader:
         dataset = loader.dataset()
         expected = [values(dataset[number]) for number in range(len(dataset))]
         pages.clear()

@@ -11,6 +11,7 @@ import torch
 from contents import write_batches, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import begun
 
 from examples import examples
 from zb_hdf5 import ArgumentError, Cache, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
@@ -23,11 +24,11 @@ LENGTHS[7] = LENGTHS[70] = 40
 DOCUMENTS = [[*range(100 * number, 100 * number + length), BOUNDARY] for number, length in enumerate(LENGTHS)]
 WAYS = {
     "pad": {"collate": "pad", "batch_size": 3},
-    "lengths": {"collate": "pad", "batch_size": 3, "shuffle": "lengths", "bucket_batches": 5},
+    "lengths": {"collate": "pad", "batch_size": 3, "shuffle": ("lengths", 5)},
     "pack": {"collate": "pack", "max_tokens": 96},
-    "sequential": {"collate": "pack", "max_tokens": 64, "shuffle": "sequential", "pad_to_multiple_of": 8},
-    "truncate": {"collate": "pad", "batch_size": 4, "max_tokens": 16, "too_long": "truncate"},
-    "drop": {"collate": "pack", "max_tokens": 32, "too_long": "drop"},
+    "sequential": {"collate": ("pack", 8), "max_tokens": 64, "shuffle": "sequential"},
+    "truncate": {"collate": "pad", "batch_size": 4, "max_tokens": (16, "truncate")},
+    "drop": {"collate": "pack", "max_tokens": (32, "drop")},
 }
 
 
@@ -111,14 +112,15 @@ def test_the_cost_of_max_tokens_is_counted_and_documents_of_similar_length_share
     with loader_of(stream, "drop") as loader:
         assert loader.documents.dropped_documents == 2
     with pytest.raises(ArgumentError, match=rf"{stream.name}: expected documents of at most max_tokens=32 .* 2 longer"):
-        loader_of(stream, "drop", too_long="refuse")
+        loader_of(stream, "drop", max_tokens=32)
     padding = {}
     for way in ("pad", "lengths"):
-        with loader_of(stream, way, bucket_batches=40) as loader:
+        how = {"shuffle": ("lengths", 40)} if way == "lengths" else {}
+        with loader_of(stream, way, **how) as loader:
             padding[way] = sum(batch["tokens"].numel() - int(batch["seq_lens"].sum()) for batch in loader)
     assert padding["lengths"] < padding["pad"] / 4
     for way, shape in (("pad", (3, 48)), ("pack", (48,))):
-        with loader_of(stream, way, max_tokens=48, pad_to_multiple_of=48) as loader:
+        with loader_of(stream, way, max_tokens=48, collate=(way, 48)) as loader:
             assert {tuple(batch["tokens"].shape) for batch in loader} == {shape}
 
 
@@ -126,12 +128,13 @@ def test_the_cost_of_max_tokens_is_counted_and_documents_of_similar_length_share
 @given(data=st.data(), way=st.sampled_from(sorted(WAYS)), before=st.integers(1, 3), after=st.integers(1, 4))
 def test_other_ranks_go_on_with_the_next_document(stream, data, way, before, after):
     """Whatever the ranks were: all of them together see the batches of one rank that never stopped, in their order."""
-    with loader_of(stream, way, epoch=1) as loader:
+    with begun(loader_of(stream, way), 1) as loader:
         expected = [batch["documents"].tolist() for batch in loader]
     steps = data.draw(st.integers(0, len(expected) // before))
     found, states = [[] for _ in range(steps * before)], []
     for rank in range(before):
-        with loader_of(stream, way, rank, before, prefetch=data.draw(st.sampled_from([0, 2])), epoch=1) as loader:
+        prefetch = data.draw(st.sampled_from([0, 2]))
+        with begun(loader_of(stream, way, rank, before, prefetch=prefetch), 1) as loader:
             for step, batch in enumerate(islice(loader, steps) if steps else ()):
                 found[step * before + rank] = batch["documents"].tolist()
             states.append(json.loads(json.dumps(loader.state_dict())))
@@ -162,8 +165,8 @@ def test_a_packed_epoch_goes_on_with_batches_of_another_size(stream):
     ("seed", {"seed": 1}),
     ("shuffle", {"shuffle": "sequential"}),
     ("batch_size", {"batch_size": 4}),
-    ("bucket_batches", {"bucket_batches": 6}),
-    ("longest", {"max_tokens": 30, "too_long": "drop"}),
+    ("bucket_batches", {"shuffle": ("lengths", 6)}),
+    ("longest", {"max_tokens": (30, "drop")}),
 ])  # fmt: skip
 @pytest.mark.thin
 def test_a_state_of_other_documents_or_another_order_is_refused(field, options, stream):
@@ -198,8 +201,8 @@ def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled
     ({"collate": "pack", "batch_size": None}, "needs max_tokens"),
     ({"collate": "pack", "max_tokens": 99}, "found max_tokens=99, batch_size=2"),
     ({"collate": "pack", "max_tokens": 99, "batch_size": None, "shuffle": "lengths"}, "shuffle='lengths'"),
-    ({"batch_size": 0}, "batch_size must be at least 1"), ({"too_long": "cut"}, "too_long must be one of"),
-    ({"max_tokens": 99, "pad_to_multiple_of": 8}, "a multiple of 8"), ({"bucket_batches": 0}, "bucket_batches"),
+    ({"batch_size": 0}, "batch_size must be at least 1"), ({"max_tokens": (9, "cut")}, "must be one of refuse"),
+    ({"max_tokens": 99, "collate": ("pad", 8)}, "a multiple of 8"), ({"shuffle": ("lengths", 0)}, "bucket_batches"),
     ({"prefetch": -1}, "prefetch"), ({"batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
     ({"device": "mps"}, "must be a CUDA device or the CPU, found mps"), ({"cache": "s3://bucket/cache"}, "is a URL"),
     ({"dtype": torch.float32}, r"dtype must be torch\.int64 or torch\.int32"),
@@ -217,7 +220,7 @@ DTYPES = {"tokens": torch.int64, "loss_mask": torch.uint8, "weight": torch.float
 DTYPES |= {"span_index": torch.int32}
 TOKEN = st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(-3, 3))
 #: Ways that cut documents of up to 13 tokens, and share them out in every manner.
-SIZES = {"pad": {}, "pack": {"max_tokens": 24}, "truncate": {"max_tokens": 8}}
+SIZES = {"pad": {}, "pack": {"max_tokens": 24}, "truncate": {"max_tokens": (8, "truncate")}}
 
 
 def columns_of(drawn):
@@ -276,8 +279,9 @@ def test_fields_spans_and_targets_are_those_of_each_token(drawn, chunk_tokens, w
                 writer.write_document(*columns_of(document), spans=spans_of(next(number), len(document)))
     index_files(paths).save(folder)
     documents = [columns_of(document) for file in drawn for document in file]
-    options = {"fields": list(FIELDS), "pad_to_multiple_of": multiple, "pad_token_id": 7, "drop_last": False}
-    with loader_of(folder, way, spans=True, targets=True, loss_mask=mask, **options, **SIZES[way]) as loader:
+    options = {"fields": list(FIELDS), "pad_token_id": 7, "drop_last": False, **SIZES[way]}
+    options["collate"] = WAYS[way]["collate"], multiple
+    with loader_of(folder, way, spans=True, targets=mask or True, **options) as loader:
         seen = set()
         for batch in loader:
             seen |= set(numbers_and_lengths(batch)[0])
@@ -305,16 +309,15 @@ def test_the_mask_is_yielded_if_it_is_asked_for_and_fields_that_are_not_there_ar
         tokens, values = columns_of([(1, 1, 1), (2, 1, 1)])
         writer.write_document(tokens, values | {"name": np.array([b"a", b"b"])})
     for fields in ((), ("weight",)):
-        first = loader_of(path, "pack", fields=fields, loss_mask="loss_mask", targets=True)
+        first = loader_of(path, "pack", fields=fields, targets="loss_mask")
         with first, pickle.loads(pickle.dumps(first)) as loader:
             batch = loader.get_batch()
             assert set(batch) & set(FIELDS) == set(fields)
             assert batch["targets"].tolist() == [2, -100, -100]  # the boundary token is of no field: it does not count
     for options, message in (
         ({"fields": ["other"]}, r"f\.h5: expected a field that is stored .* found 'other'"),
-        ({"loss_mask": "name", "targets": True}, r"expected loss_mask .* found 'name', \|S4 of shape \(\)"),
-        ({"loss_mask": "loss_mask"}, "pass targets=True"),
-        ({"loss_mask": "vector", "targets": True}, r"expected loss_mask .* found 'vector', int16 of shape \(2, 3\)"),
+        ({"targets": "name"}, r"expected targets to name .* found 'name', \|S4 of shape \(\)"),
+        ({"targets": "vector"}, r"expected targets to name .* found 'vector', int16 of shape \(2, 3\)"),
     ):
         with pytest.raises(ArgumentError, match=message):
             loader_of(path, "pack", **options)

@@ -12,6 +12,7 @@ from contents import write_batches, write_stream
 from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import ordered
 from source_tokens import ALL, check_step, make_stream
 from torch.utils.data import DataLoader
 
@@ -166,11 +167,11 @@ def test_records_for_trainers_have_positions_and_cu_seqlens_are_filled_up_to_a_c
             starts = np.concatenate([[0], np.cumsum(lengths)]) + 1000
             assert begins[0]
             assert all(begins[column] for column in range(8) if tokens[column] in starts)
-    with Loader(path, documents=True, cu_seqlens_capacity=32, **HOW) as loader:
+    with Loader(path, documents=[("cu_seqlens", 32)], **HOW) as loader:
         for step in loader:
             assert step["cu_seqlens"].shape == (32,)
             assert int(step["cu_seqlens"][-1]) == 24
-    with Loader(path, documents=True, cu_seqlens_capacity=3, **HOW) as loader, pytest.raises(ArgumentError):
+    with Loader(path, documents=[("cu_seqlens", 3)], **HOW) as loader, pytest.raises(ArgumentError):
         list(loader)
 
 
@@ -178,7 +179,6 @@ def test_records_for_trainers_have_positions_and_cu_seqlens_are_filled_up_to_a_c
     ({"documents": "cu_seqlens"}, "documents must be True or names of"),
     ({"documents": ("nothing",)}, "documents must be one of"),
     ({"fields": "number"}, "names of fields"),
-    ({"cu_seqlens_capacity": 9}, "needs documents"),
     ({"mask_documents": [0]}, "needs targets=True"),
     ({"mask_documents": ["doc-1"], "targets": True}, r"mask_documents: expected numbers .* found \['doc-1'\]"),
     ({"mask_documents": 3, "targets": True}, "mask_documents: expected numbers .* found 3"),
@@ -219,7 +219,7 @@ def test_skipped_positions_are_jumped_over_and_a_resumed_run_jumps_too(
     path = tmp_path_factory.mktemp("skip") / "x.h5"
     write_batches(path, np.arange(36).repeat(4).reshape(12, 3, 4))
     skip = [(0, start, start + count) for start, count in ranges]
-    how = {"shuffle": shuffle, "seed": 5, "block_size": 2, "batch_size": batch_size}
+    how = {"shuffle": ordered(shuffle, 2), "seed": 5, "batch_size": batch_size}
     with Loader(path, rank=0, world_size=1, drop_last=False, **{**how, "batch_size": 1}) as plain:
         order = [int(step[0, 0]) for step in plain]
     dropped = {position for start, count in ranges for position in range(start, start + count)}

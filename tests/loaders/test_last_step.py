@@ -12,7 +12,7 @@ from contents import write_stream
 from contract import assert_same, is_refused, taken
 from hypothesis import given
 from hypothesis import strategies as st
-from reading import reading
+from reading import ordered, reading
 from source_tokens import ALL, make_stream
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ from zb_hdf5.loaders.order import LASTS, SHUFFLES, make_order
 
 S = 4
 BLOCK = 2
-ALONE = {"rank": 0, "world_size": 1, "block_size": BLOCK}
+ALONE = {"rank": 0, "world_size": 1}
 
 
 def stream_of(path, num_windows, seq_len=S):
@@ -88,7 +88,8 @@ def windows(stack, path, batch_size):
 
 
 def world(stack, source, world_size, **options):
-    how = {"targets": True, "block_size": BLOCK, "world_size": world_size, **options}
+    how = {"targets": True, "world_size": world_size, **options}
+    how["shuffle"] = ordered(how.get("shuffle", "global"), BLOCK)
     return [stack.enter_context(Loader(source, rank=rank, **how)) for rank in range(world_size)]
 
 
@@ -106,12 +107,14 @@ def steps_in(loaders, count=None):
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_the_windows_at_the_end_of_a_stream_are_read(name, shuffle, folder):
     path = stream_of(folder / name, 300)
-    with Loader(path, batch_size=64, seq_len=S, targets=True, shuffle=shuffle, **ALONE) as loader:
+    with Loader(path, batch_size=64, seq_len=S, targets=True, shuffle=ordered(shuffle, BLOCK), **ALONE) as loader:
         assert (len(loader), loader.num_records, loader.plan.num_left_out) == (4, 300, 44)
         assert repr(loader).endswith("num_records=300, last='drop', left_out=44)")
         state = loader.state_dict()
     for options in ({"drop_last": False}, {"last": "short"}, {"last": "masked"}):
-        with Loader(path, batch_size=64, seq_len=S, targets=True, shuffle=shuffle, **options, **ALONE) as loader:
+        with Loader(
+            path, batch_size=64, seq_len=S, targets=True, shuffle=ordered(shuffle, BLOCK), **options, **ALONE
+        ) as loader:
             assert (len(loader), loader.num_records, loader.plan.num_left_out) == (5, 300, 0)
             for epoch in range(3):
                 loader.set_epoch(epoch)
@@ -120,7 +123,7 @@ def test_the_windows_at_the_end_of_a_stream_are_read(name, shuffle, folder):
                 assert found == expected + expected[: len(found) - 300]
                 assert len(found) == (320 if "drop_last" in options else 300)
                 assert loader.state_dict()["position"] == 300
-    with Loader(path, batch_size=7, seq_len=S, targets=True, shuffle=shuffle, **ALONE) as loader:
+    with Loader(path, batch_size=7, seq_len=S, targets=True, shuffle=ordered(shuffle, BLOCK), **ALONE) as loader:
         loader.load_state_dict(state)  # the order is that of 64
         assert (len(loader), loader.plan.num_left_out) == (42, 6)
         assert [record for step in loader for record in records_of(step)] == order_of(300, 64, shuffle)[:294]
@@ -307,7 +310,7 @@ PADDING = (
 
 def opened(folder, name, **options):
     shape = {"batch_size": 4, "seq_len": L} if name == "stream.h5" else {}
-    return Loader(folder / name, **{**shape, "shuffle": "global", "block_size": BLOCK, **EVERYTHING, **options})
+    return Loader(folder / name, **{**shape, "shuffle": "global", **EVERYTHING, **options})
 
 
 @pytest.mark.parametrize("name", ["stream.h5", "store"])
@@ -341,7 +344,7 @@ WAYS = {
     "checked": {"verify": "batch"},
     "prefetch": {"prefetch": 3},
     "int32": {"dtype": torch.int32},
-    "capacity": {"cu_seqlens_capacity": 64},
+    "capacity": {"documents": [("cu_seqlens", 64)]},
     "masked documents": {"mask_documents": [4, 7]},
     "skip": {"skip": [(0, 2, 5)]},
     "tokens": {"documents": False, "fields": (), "spans": False},

@@ -13,6 +13,7 @@ from contents import write_batches
 from contract import SAME_EPOCH, is_refused
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import begun, ordered
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BatchNativeLoader, Loader, StateError, ZbError, open_reader, open_writer
@@ -97,7 +98,12 @@ def open_loader():
     with contextlib.ExitStack() as stack:
 
         def open_one(path, **options):
-            options = {"block_size": BLOCK, "rank": 0, "world_size": 1, **options}
+            options = {
+                "rank": 0,
+                "world_size": 1,
+                **options,
+                "shuffle": ordered(options.get("shuffle", "global"), BLOCK),
+            }
             return stack.enter_context(contextlib.closing(Loader(path, **options)))
 
         yield open_one
@@ -132,8 +138,8 @@ def test_ranks_share_an_epoch_that_ends_with_or_is_filled_up_from_its_start(
 
 def test_impossible_arguments_are_named_and_a_store_without_batches_is_an_error(stores, tmp_path, open_loader):
     for options, name in (
-        ({"shuffle": "random"}, "shuffle"), ({"epoch": -1}, "epoch"), ({"verify": "all"}, "verify"),
-        ({"block_size": 0, "shuffle": "block"}, "block_size"), ({"access": "fast"}, "access"),
+        ({"shuffle": "random"}, "shuffle"), ({"verify": "all"}, "verify"),
+        ({"shuffle": ("block", 0)}, "block_size"), ({"access": "fast"}, "access"),
         ({"backend": "zarr"}, "backend"),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=name):
@@ -160,13 +166,16 @@ def test_the_same_seed_is_the_same_epoch_in_every_backend_and_another_seed_or_ep
     shuffle, world_size, stores, open_loader
 ):
     found = [
-        [epoch_of(loader) for loader in ranks(open_loader, stores[place], world_size, shuffle=shuffle, seed=7, epoch=3)]
+        [
+            epoch_of(begun(loader, 3))
+            for loader in ranks(open_loader, stores[place], world_size, shuffle=shuffle, seed=7)
+        ]
         for place in PLACES
     ]
     assert found.count(found[0]) == len(PLACES)
     assert interleave(found[0]) == order_of(N, shuffle, 7, 3)[: (N - N % world_size) * B]
     orders = [
-        epoch_of(open_loader(stores["one.h5"], shuffle=shuffle, seed=seed, epoch=epoch))
+        epoch_of(begun(open_loader(stores["one.h5"], shuffle=shuffle, seed=seed), epoch))
         for seed, epoch in ((1, 0), (1, 1), (6, 0), (6, 3))
     ]
     assert len(set(map(tuple, orders))) == (1 if shuffle == "sequential" else len(orders))
@@ -174,12 +183,12 @@ def test_the_same_seed_is_the_same_epoch_in_every_backend_and_another_seed_or_ep
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
-def test_set_epoch_is_the_epoch_of_the_constructor_and_iterating_again_repeats_it(stores, open_loader):
+def test_set_epoch_begins_an_epoch_and_iterating_again_repeats_it(stores, open_loader):
     loader = open_loader(stores["one.h5"])
     for epoch in (1, 5, 0):
         loader.set_epoch(epoch)
         assert loader.epoch == epoch
-        assert epoch_of(loader) == epoch_of(open_loader(stores["one.h5"], epoch=epoch))
+        assert epoch_of(loader) == batches_of(N, "global", epoch=epoch)
     is_refused(ArgumentError, lambda: loader.set_epoch(-1), match="epoch")
     assert loader.epoch == 0
     assert epoch_of(loader) == epoch_of(loader) == batches_of(N, "global")
@@ -323,13 +332,13 @@ def test_batch_native_loader_has_zerobatch_defaults(stores, monkeypatch):
 @pytest.mark.thin
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")
 def test_resuming_at_any_step_is_not_noticed(shuffle, drop_last, world_size, stores, open_loader):
-    options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size, "epoch": 4}
-    loader = open_loader(stores["one.h5"], **options)
+    options = {"shuffle": shuffle, "drop_last": drop_last, "rank": world_size - 1, "world_size": world_size}
+    loader = begun(open_loader(stores["one.h5"], **options), 4)
     expected = epoch_of(loader)
     for steps in range(len(loader) + 1):
         assert epoch_of(loader, steps) == expected[:steps]
         state = loader.state_dict() if steps else {**loader.state_dict(), "position": 0}
-        resumed = open_loader(stores["one.h5"], **{**options, "epoch": 0})
+        resumed = open_loader(stores["one.h5"], **options)
         resumed.load_state_dict(state)
         if steps % 2:
             resumed.set_epoch(4)  # as a training loop does at the top of an epoch
@@ -395,7 +404,7 @@ def test_any_stop_with_any_ranks_leaves_the_sequence_whole(
     many_batches, count, before, after, part, shuffle, seed, epoch, drop_last
 ):
     path, drop_last = many_batches(count), drop_last and count >= max(before, after)  # else there is no step
-    options = {"shuffle": shuffle, "seed": seed, "epoch": epoch, "drop_last": drop_last, "block_size": BLOCK}
+    options = {"shuffle": ordered(shuffle, BLOCK), "seed": seed, "drop_last": drop_last}
     order = order_of(count, shuffle, seed, epoch)
     with contextlib.ExitStack() as stack:
 
@@ -403,6 +412,7 @@ def test_any_stop_with_any_ranks_leaves_the_sequence_whole(
             loaders = [Loader(path, rank=rank, world_size=size, **options, **more) for rank in range(size)]
             for loader in loaders:
                 stack.enter_context(contextlib.closing(loader))
+                loader.set_epoch(epoch)
             return loaders
 
         first = world(before)
@@ -474,7 +484,7 @@ def test_a_state_of_other_data_is_refused_and_a_sampled_fingerprint_with_the_way
 
 @pytest.mark.parametrize(("theirs", "ours", "field"), [
     ({"seed": 43}, {}, "seed"), ({"shuffle": "sequential"}, {}, "shuffle"), ({"shuffle": "block"}, {}, "shuffle"),
-    ({"shuffle": "block", "block_size": 4}, {"shuffle": "block"}, "block_size"), ({"block_size": 4}, {}, None),
+    ({"shuffle": ("block", 4)}, {"shuffle": "block"}, "block_size"),
 ])  # fmt: skip
 def test_a_state_of_another_order_is_refused(theirs, ours, field, stores, open_loader):
     state, loader = open_loader(stores["one.h5"], **theirs).state_dict(), open_loader(stores["one.h5"], **ours)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contents import write_batches, write_stream
+from reading import begun
 
 import zb_hdf5.loaders.mixture
 from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader
@@ -49,7 +50,7 @@ def test_each_source_yields_its_own_shuffled_epochs(stores):
     assert mixed.counts() == {name: len(batches) for name, batches in seen.items()}
     for name, batches in seen.items():
         epochs = range(len(batches) // SIZES[name] + 1)
-        expected = [step for epoch in epochs for step in Loader(stores[name], seed=3, epoch=epoch, **ALONE)]
+        expected = [step for epoch in epochs for step in begun(Loader(stores[name], seed=3, **ALONE), epoch)]
         assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=False))
 
 
@@ -99,7 +100,7 @@ def test_changed_weights_hold_from_their_step_on(stores):
 
 @pytest.mark.usefixtures("short_orders")
 def test_impossible_mixtures_are_refused(stores, tmp_path):
-    for name, value in {"device": "cuda", "epoch": 3, "drop_last": False}.items():
+    for name, value in {"device": "cuda", "last": "fill", "drop_last": False}.items():
         with pytest.raises(ArgumentError, match=name):
             MixedLoader(stores, WEIGHTS, **ALONE, **{name: value})
     nothing = dict.fromkeys(WEIGHTS, 0)
@@ -231,7 +232,7 @@ def test_each_epoch_of_a_source_has_each_window_once(streams, shuffle):
             assert sorted(seen[start : start + STREAM_WINDOWS]) == list(range(STREAM_WINDOWS))
     alone = dict(batch_size=SIZE, seq_len=4, seed=5, shuffle=shuffle, last="short", **ALONE)
     expected = [
-        each for epoch in range(2) for step in Loader(streams["a"], epoch=epoch, **alone) for each in numbers_of(step)
+        each for epoch in range(2) for step in begun(Loader(streams["a"], **alone), epoch) for each in numbers_of(step)
     ]
     first = [each for batch in batches if batch[0, 0] < 1000 for each in numbers_of(batch)]
     assert first[: len(expected)] == expected

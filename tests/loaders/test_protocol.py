@@ -57,9 +57,7 @@ LOADERS = {
         data / "a.h5", shuffle="records", batch_size=4, targets=True, **RANK
     ),
     "Loader, last step filled up": lambda data: zb_hdf5.Loader(data / "b.batch", drop_last=False, batch_size=7, **RANK),
-    "Loader, prefetch": lambda data: zb_hdf5.Loader(
-        data / "b.batch", shuffle="block", block_size=4, prefetch=3, **ALONE
-    ),
+    "Loader, prefetch": lambda data: zb_hdf5.Loader(data / "b.batch", shuffle=("block", 4), prefetch=3, **ALONE),
     "Loader of a stream": lambda data: zb_hdf5.Loader(
         data / "stream.h5", batch_size=4, seq_len=16, targets=True, **ALONE
     ),
@@ -78,10 +76,10 @@ LOADERS = {
     ),
     "DocumentLoader": lambda data: documents(data, collate="pad", batch_size=3, targets=True, **ALONE),
     "DocumentLoader, lengths": lambda data: documents(
-        data, collate="pad", batch_size=3, shuffle="lengths", bucket_batches=4, drop_last=False, **RANK
+        data, collate="pad", batch_size=3, shuffle=("lengths", 4), drop_last=False, **RANK
     ),
     "DocumentLoader, pack": lambda data: documents(
-        data, collate="pack", max_tokens=64, pad_to_multiple_of=16, targets=True, prefetch=2, **RANK
+        data, collate=("pack", 16), max_tokens=64, targets=True, prefetch=2, **RANK
     ),
     "BatchNativeLoader": lambda data: zb_hdf5.BatchNativeLoader(data / "b.batch", block_size=4),
     "DatasetLoader": lambda data: zb_hdf5.DatasetLoader(2, 8, 1, 2, data / "npy"),
@@ -116,7 +114,7 @@ REFUSED = {
     "Loader": (
         lambda source, **options: zb_hdf5.Loader(source, access="pread", **options),
         "a.h5",
-        [{"rank": 3, "world_size": 2}, {"seq_len": 5}, {"documents": True}, {"mask_documents": [0]}, {"epoch": -1}],
+        [{"rank": 3, "world_size": 2}, {"seq_len": 5}, {"documents": True}, {"mask_documents": [0]}, {"skip": [0]}],
     ),
     "DocumentLoader": (
         lambda source, **options: zb_hdf5.DocumentLoader(source, collate="pad", **{"batch_size": 3, **options}),

@@ -9,6 +9,7 @@ from contents import write_batches, write_stream
 from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import begun, ordered
 
 from examples import examples
 from zb_hdf5 import ArgumentError, Loader, StateError, open_reader
@@ -43,7 +44,7 @@ def epoch_of(reader, world_size, **options):
 @pytest.mark.parametrize(("world_size", "prefetch"), [(3, 0), (2, 3), pytest.param(1, 0, marks=pytest.mark.slow)])
 @pytest.mark.thin
 def test_every_shape_yields_the_records_of_its_order(opened, shuffle, batch_size, seq_len, world_size, prefetch):
-    options = {"shuffle": shuffle, "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch, "block_size": 7}
+    options = {"shuffle": ordered(shuffle, 7), "batch_size": batch_size, "seq_len": seq_len, "prefetch": prefetch}
     found, loader = epoch_of(opened, world_size, **options)
     require_order(found, loader, seq_len)
     left_out = TOKENS.reshape(-1, seq_len).shape[0] - len(found)
@@ -142,7 +143,7 @@ def test_int32_equals_int64_and_get_batch_goes_on_for_ever_through_the_epochs(op
     np.testing.assert_array_equal(opened.read_batch(3), TOKENS[3])
     loader = Loader(opened, **ALONE)
     found = [loader.get_batch() for _ in range(2 * NUM_BATCHES + 3)]
-    expected = [batch for epoch in range(3) for batch in Loader(opened, epoch=epoch, **ALONE)]
+    expected = [batch for epoch in range(3) for batch in begun(Loader(opened, **ALONE), epoch)]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=False))
     assert loader.state_dict()["epoch"] == 2
     resumed = Loader(opened, **ALONE)

@@ -9,6 +9,7 @@ from contents import write_batches, write_stream
 from contract import is_refused
 from hypothesis import given
 from hypothesis import strategies as st
+from reading import begun, ordered
 
 import zb_hdf5
 from examples import examples
@@ -186,12 +187,13 @@ def test_a_batch_size_that_changes_keeps_the_position_and_ends_an_iteration_behi
 @pytest.mark.thin
 def test_a_loader_refuses_a_state_or_resumes_exactly(source, shuffle, stores, data):
     shape = {"batch_size": 4, "seq_len": S} if source == "stream.h5" else {"batch_size": 3}
-    options = {"shuffle": shuffle, "block_size": 4, **shape, **ALONE}
+    options = {"shuffle": ordered(shuffle, 4), **shape, **ALONE}
     with zb_hdf5.Loader(stores / source, **options) as loader:
         next(iter(loader))
         if state := accepted(data, loader):
             again = [row for step in loader for row in step.tolist()]
-            with zb_hdf5.Loader(stores / source, epoch=state["epoch"], **{**options, "batch_size": 1}) as alone:
+            alone = begun(zb_hdf5.Loader(stores / source, **{**options, "batch_size": 1}), state["epoch"])
+            with alone:
                 alone.load_state_dict({**state, "position": 0})
                 expected = rows(alone)[state["position"] :]
             assert again == expected[: len(again)]

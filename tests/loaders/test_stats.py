@@ -104,7 +104,7 @@ def test_mixtures_and_documents_are_counted_too(masked_store, tmp_path):
         {"batch_size": 5, "last": "masked", "targets": True},
         {"documents": ["position_ids", "max_seqlen"]},
         {"documents": True, "targets": True},
-        {"documents": True, "cu_seqlens_capacity": 40},
+        {"documents": [("cu_seqlens", 40)]},
         {"documents": ["documents", "seq_lens"], "batch_size": 3},
         {"spans": True},
     ],

@@ -355,7 +355,7 @@ def test_a_document_loader_takes_the_fields_and_another_mask_by_its_name(tmp_pat
     expected[[39, 95]] = -100
     with DocumentLoader(tmp_path / "x.h5", **how) as loader:
         np.testing.assert_array_equal(next(iter(loader))["targets"].numpy(), expected)
-    with DocumentLoader(tmp_path / "x.h5", loss_mask="other", **how) as loader:
+    with DocumentLoader(tmp_path / "x.h5", **{**how, "targets": "other"}) as loader:
         np.testing.assert_array_equal(next(iter(loader))["targets"].numpy(), np.where(values["other"], expected, -100))
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from contents import write_stream
 from contract import SAME_EPOCH, assert_same, check_loader, is_refused, random_tokens, taken
+from reading import ordered
 from torch.utils.data import DataLoader
 
 from zb_hdf5 import Loader
@@ -27,7 +28,7 @@ def assert_same_epochs(found, expected):
 @pytest.mark.thin
 def test_every_order_yields_what_a_local_store_yields(served, write_store, tokens, shuffle, prefetch):
     write_store(served.folder / "store", tokens, (2, 5))
-    options = {"shuffle": shuffle, "block_size": 2, "rank": 0, "world_size": 1}
+    options = {"shuffle": ordered(shuffle, 2), "rank": 0, "world_size": 1}
     far = f"{served.url}/store"
     with Loader(far, prefetch=prefetch, **options) as loader, Loader(served.folder / "store", **options) as local:
         assert_same_epochs(loader, local)

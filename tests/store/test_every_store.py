@@ -9,6 +9,7 @@ import pytest
 from commandline import report_of, succeed
 from contents import files_in, require_good, write_stream, write_streams
 from damage import flip, flip_stored
+from reading import begun
 
 from zb_hdf5 import Loader, MixedLoader, ShardIndex, open_reader, rebuild_index, verify_store
 from zb_hdf5.commands.findings import diagnose
@@ -187,7 +188,7 @@ def shape_for(kind, batch_size, seq_len):
 def test_which_names_the_tokens_of_a_step(kind, shuffle, batch_size, make, tmp_path):
     path, state = make(kind), tmp_path / "state.json"
     options = shape_for(kind, batch_size, 20)
-    loaders = [Loader(path, shuffle=shuffle, rank=rank, world_size=2, epoch=1, **options) for rank in range(2)]
+    loaders = [begun(Loader(path, shuffle=shuffle, rank=rank, world_size=2, **options), 1) for rank in range(2)]
     steps = list(zip(*loaders, strict=True))
     state.write_text(json.dumps(loaders[0].state_dict()))
     for step in (0, 1, len(steps) - 1):

@@ -308,7 +308,7 @@ def test_a_state_goes_on_while_the_store_grows_and_when_it_is_finished(folder, t
 def test_a_following_loader_refuses_other_orders_and_epochs(folder):
     with start_store(folder) as writer:
         writer.write(batches(0, 6))
-        for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"epoch": 1}, {"batch_size": 0}):
+        for options in ({"shuffle": "global"}, {"prefetch": 4}, {"device": "cuda"}, {"batch_size": 0}):
             is_refused(errors.ArgumentError, lambda options=options: follow(folder, **options))
         with follow(folder) as loader:
             assert type(loader) is FollowingLoader

@@ -8,13 +8,17 @@ import torch
 
 from zb_hdf5 import (
     BatchReader,
+    Cache,
     DocumentLoader,
     Loader,
+    LoaderOptions,
     MixedLoader,
+    ReadAs,
     TextLoader,
     convert,
     open_reader,
 )
+from zb_hdf5.loaders.loader_options import DocumentStep
 
 assert_type(Loader("store"), Loader[torch.Tensor])
 assert_type(next(Loader("store", seed=1, shuffle="records")), torch.Tensor)
@@ -27,10 +31,16 @@ x, y = next(Loader("store", targets=True, last="masked"))
 assert_type(x, torch.Tensor)
 assert_type(y, torch.Tensor)
 
-assert_type(next(Loader("store", documents=True, targets=True)), dict[str, Any])
-assert_type(next(Loader("store", documents=["cu_seqlens", "position_ids"])), dict[str, Any])
+assert_type(next(Loader("store", documents=True, targets=True)), DocumentStep)
+assert_type(next(Loader("store", documents=["cu_seqlens", "position_ids"])), DocumentStep)
+assert_type(next(Loader("store", documents=[("cu_seqlens", 4096), "position_ids"]))["cu_seqlens"], torch.Tensor)
 assert_type(next(Loader("store", fields=["loss_mask"])), dict[str, Any])
-assert_type(next(Loader("store", spans=True)), dict[str, Any])
+assert_type(next(Loader("store", fields=["loss_mask"], documents=True)), dict[str, Any])
+assert_type(next(Loader("store", spans=True)), DocumentStep)
+
+config: LoaderOptions = {"batch_size": 8, "shuffle": ("block", 64), "cache": Cache("cache", "200GiB")}
+assert_type(next(Loader("store", **config)), torch.Tensor)
+assert_type(next(Loader("other.h5", read_as=ReadAs(dataset="tokens"))), torch.Tensor)
 
 
 def either(targets: bool, loader: Loader) -> Any:

@@ -8,6 +8,9 @@ Loader("store", last="pad")  # wrong
 Loader("store", suffle="global")  # wrong
 Loader("store", batch_size="8")  # wrong
 Loader("store", documents=["cu_seqlen"])  # wrong
+next(Loader("store", documents=True))["cu_seqlen"]  # wrong
+Loader("store", shuffle=("records", 4))  # wrong
+Loader("store", read_as={"dataset": "ids"})  # wrong
 MixedLoader({"a": "a"}, {"a": 1.0}, device="cuda")  # wrong
 TextLoader("text", tokenizer="byte", batch_size=8, seq_len=8, split=1)  # wrong
 DocumentLoader("stream", collate="packed", max_tokens=8)  # wrong

@@ -253,7 +253,11 @@ def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]
         if type(state.get(name, ...)) not in kinds:
             found = f"found {state[name]!r}" if name in state else "it is missing"
             raise StateError(f"{path}: not a loader's state: {name}: expected {kinds[0].__name__}, {found}")
-    return {name: state[name] for name in (*ORDER_OF_A_STATE, *more) if state[name] is not None}
+    order = {name: state[name] for name in (*ORDER_OF_A_STATE, *more) if state[name] is not None}
+    block_size = order.pop("block_size", None)
+    if block_size is not None:
+        order["shuffle"] = order["shuffle"], block_size
+    return order
 
 
 def _origin(

@@ -68,6 +68,7 @@ def zb_stage(
     state_path: Path | None,
     batch_size: int | None,
     split: str | None,
+    epoch: int,
     fields: tuple[str, ...],
     ranks: list[range] | None,
     world_size: int,
@@ -101,6 +102,7 @@ def zb_stage(
         loader = loader_of_state((str(store),), read_state(state_path), state_path, batch_size, split=split)
     else:
         loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, split=split or AUTO_SPLIT, **order)
+        loader.set_epoch(epoch)
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress)
     units = report["units"]

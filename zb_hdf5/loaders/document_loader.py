@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from zb_hdf5.loaders.order import (
     require_positive,
     resolve_rank,
     whole_seed,
+    with_companion,
 )
 from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, value_shape
 from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
@@ -49,9 +50,12 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.documents.document_table import DocumentTable
-    from zb_hdf5.formats.access import Access, Verify
+    from zb_hdf5.formats.access import Verify
     from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
     from zb_hdf5.store.cache import Cache
+
+#: The batches of a bucket of documents of similar length, unless another number is given.
+BUCKET_BATCHES: Final = 100
 
 
 def pieces_of_documents(
@@ -138,44 +142,37 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     Parameters
     ----------
     source
-        A path for `open_stream`, or an open stream.
+        A path for `open_stream`, or an open stream, such as `open_stream(path, access="pread")`.
     collate
         "pad": `batch_size` documents, each in a row of its own, all rows as long as the longest. "pack": documents one
-        after the other in one dimension, as many as fit into `max_tokens`.
+        after the other in one dimension, as many as fit into `max_tokens`. `("pad", 64)` and `("pack", 64)` fill rows,
+        or the batch, up to a multiple of 64. With `max_tokens` all batches then have one shape.
     batch_size
         Documents of a batch on each rank; for "pad" only.
     max_tokens
-        The longest row of "pad" (None: any), the longest batch of "pack".
-    too_long
-        Treatment of a longer document: "refuse" the stream, "truncate" it to its first `max_tokens` tokens, or
-        "drop" it. The attribute `documents` counts them.
-    pad_to_multiple_of
-        Fill rows, or a packed batch, up to a multiple of this. With `max_tokens` all batches have one shape.
+        The longest row of "pad" (None: any), the longest batch of "pack". A stream with longer documents is refused;
+        `(8192, "truncate")` keeps their first 8,192 tokens, and `(8192, "drop")` leaves them out. The attribute
+        `documents` counts them.
     pad_token_id
         The token of padding. It is never a target.
+    shuffle
+        "global": a uniform permutation of all documents. "lengths": the same in buckets of 100 batches, in which
+        documents of similar length share a batch, so that "pad" fills up little; `("lengths", 50)` has buckets of
+        another size. "sequential": as stored.
     targets
         True: add the token that follows each one, and -100 for the last one of a document and for padding.
-        Fields `labels` and `loss_mask` are used as `Loader` does.
-    loss_mask
-        The name of a field that is 0 for the tokens that the model is not to learn: if such a token follows, the target
-        is -100. It is read all the same. The field is yielded only if it is one of `fields`. None: `loss_mask`, if it
-        is there.
+        Fields `labels` and `loss_mask` are used as `Loader` does. The name of another field takes that one in place of
+        `loss_mask`: where it is 0 for the token that follows, the target is -100. The field is yielded only if it is
+        one of `fields`.
     labels
         As for `Loader`.
-    shuffle
-        "global": a uniform permutation of all documents. "lengths": the same in buckets of `bucket_batches` batches, in
-        which documents of similar length share a batch, so that "pad" fills up little. "sequential": as stored.
-    dtype
-        Type of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
-    fields, spans, seed, epoch, rank, world_size, drop_last, prefetch, device, skip, mask_documents, tokenizer
+    seed, fields, spans, drop_last, rank, world_size, device, prefetch, skip, mask_documents, tokenizer, split
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.
-    split
-        As for `Loader`.
-    access, verify, read_as
-        As for `open_stream`.
-    cache
-        As for `open_reader`; it is for the tokens.
+    dtype
+        Type of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
+    read_as, cache, verify
+        As for `open_reader`; the cache is for the tokens.
 
     Attributes
     ----------
@@ -201,7 +198,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     A new iteration starts the epoch again, except the first one after `load_state_dict`; the second one over a whole
     shuffled epoch gives one `UserWarning`. A state is valid for any other
-    `batch_size` (but with `shuffle="lengths"`), `max_tokens` (but with `too_long="drop"`) and `collate`. Not
+    `batch_size` (but with `shuffle="lengths"`), `max_tokens` (but with "drop") and `collate`. Not
     thread-safe; picklable. The offsets of all documents are in memory, 8 bytes each.
 
     Examples
@@ -218,54 +215,42 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self,
         source: str | os.PathLike[str] | WindowReader,
         *,
-        collate: Collate,
+        collate: Collate | tuple[Collate, int],
         batch_size: int | None = None,
-        max_tokens: int | None = None,
-        too_long: TooLong = "refuse",
-        pad_to_multiple_of: int = 1,
+        max_tokens: int | tuple[int, TooLong] | None = None,
         pad_token_id: int = 0,
-        targets: bool = False,
-        loss_mask: str | None = None,
+        shuffle: DocumentShuffle | tuple[Literal["lengths"], int] = "global",
+        seed: int = 42,
+        targets: bool | str = False,
         labels: str | None = None,
         fields: Sequence[str] = (),
         spans: WantedSpans = False,
-        shuffle: DocumentShuffle = "global",
-        bucket_batches: int = 100,
-        seed: int = 42,
-        epoch: int = 0,
+        drop_last: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
-        drop_last: bool = True,
-        prefetch: int | str = "auto",
-        device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        prefetch: int | str = "auto",
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
         split: str | None = AUTO_SPLIT,
-        access: Access = "auto",
-        verify: Verify = "auto",
         read_as: ReadAs = AS_STORED,
         cache: str | os.PathLike[str] | Cache | None = None,
+        verify: Verify = "auto",
     ) -> None:
-        _require_words(collate, too_long, shuffle)
-        _require_sizes(collate, shuffle, batch_size, max_tokens, pad_to_multiple_of)
-        require_positive(bucket_batches=bucket_batches)
+        self.collate, self._multiple = with_companion("collate", collate, 1)
+        self.max_tokens, self.too_long = with_companion("max_tokens", max_tokens, "refuse")
+        self.shuffle, self.bucket_batches = with_companion("shuffle", shuffle, BUCKET_BATCHES)
+        self.batch_size = batch_size
+        self._require_words(shuffle)
+        self._require_sizes()
         require_prefetch(prefetch)
         undo: AbstractContextManager[None] = nullcontext()  # the caller's own stream stays open
         if isinstance(source, BatchReader):
             reader: BatchReader = source
         else:
-            reader = open_for_loader(
-                source,
-                1,
-                1,
-                split=split,
-                access=access,
-                verify=verify,
-                read_as=read_as,
-                cache=cache,
-            )
+            reader = open_for_loader(source, 1, 1, split=split, verify=verify, read_as=read_as, cache=cache)
             undo = on_failure(reader.close)
         with undo:
             if not isinstance(reader, WindowReader):
@@ -274,30 +259,50 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self.path = self.store.path
             if tokenizer is not None:
                 require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
-            self.collate = collate
-            self.batch_size = batch_size
-            self.max_tokens = max_tokens
-            self.too_long = too_long
-            self.shuffle = shuffle
-            self.bucket_batches = bucket_batches
             self.seed = whole_seed(seed)
             self.drop_last = drop_last
-            self.targets = targets
+            self.targets = bool(targets)
             self._prefetch = prefetch
             self._device = cuda_device(device)
-            self._loss_mask = loss_mask
+            self._loss_mask = targets if isinstance(targets, str) else None
             self._fields = tuple(fields)
             self._spans = spans
-            self._multiple = pad_to_multiple_of
             self._pad_token_id = pad_token_id
             self._dtype = numpy_dtype(dtype)
             self.rank, self.world_size = resolve_rank(rank, world_size)
-            self.documents = Documents(self.store.doc_offsets, max_tokens, too_long, self.path)
+            self.documents = Documents(self.store.doc_offsets, self.max_tokens, self.too_long, self.path)
             self._columns = self._open_columns()
             self._stored_targets = self._targets_of(labels)
             self._fingerprint = self._compute_fingerprint()
             self._counted: tuple[StepPlan | None, int] = (None, 0)
-            self._begin_with(skip, mask_documents, epoch)
+            self._begin_with(skip, mask_documents)
+
+    def _require_words(self, shuffle: Any) -> None:
+        """Raise `ArgumentError` unless each word is one that a `DocumentLoader` takes."""
+        require_choice("collate", self.collate, ("pad", "pack"))
+        require_choice("the second value of max_tokens", self.too_long, ("refuse", "truncate", "drop"))
+        require_choice("shuffle", self.shuffle, ("global", "lengths", "sequential"))
+        if isinstance(shuffle, tuple | list) and self.shuffle != "lengths":
+            raise ArgumentError(f'shuffle: "lengths" alone takes a number, the batches of a bucket, found {shuffle!r}')
+
+    def _require_sizes(self) -> None:
+        """Raise `ArgumentError` for sizes that this way to collate does not have, or that contradict each other."""
+        batch_size = self.batch_size
+        max_tokens = self.max_tokens
+        multiple = self._multiple
+        if self.collate == "pad" and batch_size is None:
+            raise ArgumentError('collate="pad" needs batch_size, the documents of a batch')
+        is_packed = self.collate == "pack"
+        if is_packed and (max_tokens is None or batch_size is not None or self.shuffle == "lengths"):
+            raise ArgumentError(
+                'collate="pack" needs max_tokens, the longest batch, and takes neither batch_size nor '
+                f'shuffle="lengths", it has no rows to fill up; found max_tokens={max_tokens}, '
+                f"batch_size={batch_size}, shuffle={self.shuffle!r}"
+            )
+        require_positive(batch_size=batch_size, max_tokens=max_tokens, bucket_batches=self.bucket_batches)
+        require_positive(**{"the multiple of collate": multiple})
+        if max_tokens is not None and max_tokens % multiple:
+            raise ArgumentError(f"max_tokens must be a multiple of {multiple}, as collate has it, found {max_tokens}")
 
     def __repr__(self) -> str:
         sizes = f"collate={self.collate!r}, batch_size={self.batch_size}, max_tokens={self.max_tokens}"
@@ -313,8 +318,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     def _open_columns(self) -> dict[str, BatchReader]:
         """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""
         mask = self._loss_mask
-        if mask is not None and not self.targets:
-            raise ArgumentError(f"loss_mask={mask!r} tells which targets count; pass targets=True too")
         if self.collate == "pack" and "position_ids" in self._fields:
             raise ArgumentError(f"{self.path}: collate='pack' gives position_ids of its own: leave the field out")
         columns = {name: self.store.field(name) for name in self._fields}
@@ -323,7 +326,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         column = self.store.field(mask)
         if value_shape(column) or column.dtype.kind not in "biuf":
             raise ArgumentError(
-                f"{self.path}: expected loss_mask to name a field of one number for each token, found {mask!r}, "
+                f"{self.path}: expected targets to name a field of one number for each token, found {mask!r}, "
                 f"{column.dtype} of shape {value_shape(column)}"
             )
         return columns
@@ -464,28 +467,3 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         super().close()
         for store in (self.store, *self._columns.values()):
             store.close()
-
-
-def _require_words(collate: str, too_long: str, shuffle: str) -> None:
-    """Raise `ArgumentError` unless each of these words is one that a `DocumentLoader` takes."""
-    require_choice("collate", collate, ("pad", "pack"))
-    require_choice("too_long", too_long, ("refuse", "truncate", "drop"))
-    require_choice("shuffle", shuffle, ("global", "lengths", "sequential"))
-
-
-def _require_sizes(
-    collate: str, shuffle: str, batch_size: int | None, max_tokens: int | None, pad_to_multiple_of: int
-) -> None:
-    """Raise `ArgumentError` for sizes that this way to collate does not have, or that contradict each other."""
-    if collate == "pad" and batch_size is None:
-        raise ArgumentError('collate="pad" needs batch_size, the documents of a batch')
-    if collate == "pack" and (max_tokens is None or batch_size is not None or shuffle == "lengths"):
-        raise ArgumentError(
-            'collate="pack" needs max_tokens, the longest batch, and takes neither batch_size nor shuffle="lengths", '
-            f"it has no rows to fill up; found max_tokens={max_tokens}, batch_size={batch_size}, shuffle={shuffle!r}"
-        )
-    require_positive(batch_size=batch_size, max_tokens=max_tokens, pad_to_multiple_of=pad_to_multiple_of)
-    if max_tokens is not None and max_tokens % pad_to_multiple_of:
-        raise ArgumentError(
-            f"max_tokens must be a multiple of {pad_to_multiple_of}, which is pad_to_multiple_of, found {max_tokens}"
-        )

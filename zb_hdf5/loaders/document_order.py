@@ -58,7 +58,7 @@ class Documents:
         if too_long == "refuse" and num_long:
             raise ArgumentError(
                 f"{path}: expected documents of at most max_tokens={max_tokens:,} tokens, found {num_long:,} longer "
-                f"ones, up to {lengths.max():,}; pass a larger max_tokens, or too_long='truncate' or 'drop'"
+                f"ones, up to {lengths.max():,}; pass a larger max_tokens, or a pair of it and 'truncate' or 'drop'"
             )
         is_read = lengths > 0
         if too_long == "drop":

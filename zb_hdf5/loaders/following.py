@@ -33,7 +33,7 @@ class FollowingLoader(Loader):
     Parameters
     ----------
     source, options
-        As for `Loader`, but for `shuffle`, which is "sequential", and `epoch`, which is 0.
+        As for `Loader`, but for `shuffle`, which is "sequential".
     timeout_s
         How long to wait without a new batch.
 

@@ -24,6 +24,7 @@ from zb_hdf5.loaders.order import (
     LASTS,
     Skip,
     StepPlan,
+    block_shuffle,
     make_order,
     require_positive,
     resolve_rank,
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
-    from zb_hdf5.loaders.loader_options import DocumentValue, LoaderOptions, PairBatch, TokenBatch
+    from zb_hdf5.loaders.loader_options import (
+        DocumentName,
+        DocumentStep,
+        LoaderOptions,
+        PairBatch,
+        TokenBatch,
+        WantedDocuments,
+    )
     from zb_hdf5.store.cache import Cache
 #: A path for `open_reader`, or a reader.
 StoreOrPath: TypeAlias = str | os.PathLike[str] | BatchReader
@@ -86,43 +94,15 @@ class Loader(EpochLoader[BatchT]):
     ----------
     source
         A path for `open_reader`, or a reader.
-    backend, access, verify, read_as, cache
-        As for `open_reader`; without effect on a reader.
-    split
-        The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
-        "test". "auto": that for training, or the only one of such a folder. None or "all": all.
-    shuffle
-        "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
-        no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
-        `block_size` consecutive batches. "sequential": as stored.
-    seed, epoch
-        The order depends on these two only, and is the same in every backend.
-    rank, world_size
-        Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
-        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
-        (tensor or pipeline parallel) pass their data-parallel rank.
-    drop_last
-        True stands for `last="drop"`, False for `last="fill"`; without effect where `last` is given.
-    last
-        The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
-        number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
-        filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
-        none on a rank for which no record is left. "masked": its batches have all of their rows; rows for which no
-        record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
-        evaluation with "short" or "masked" counts each record once. A state does not have it, and fits any other.
     batch_size, seq_len
         Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
-    prefetch
-        Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
-        is fastest then.
-        "auto": 32 MiB of a store at a URL; 8 with a `device` or on a network file system; else none, but if the
-        coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead.
-    device
-        A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
-    dtype
-        `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
-        (see `BatchReader.read_batch_int32` for writing into it). Ids from 2**31 on are refused when they are met.
+    shuffle
+        "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
+        no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
+        256 consecutive batches; `("block", 64)` has blocks of another size. "sequential": as stored.
+    seed
+        The order depends on it and on the epoch only, and is the same in every backend. `set_epoch` chooses the epoch.
     targets
         True: yield `(x, y)`, the records without their last and without their first token: views of one tensor. Where
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
@@ -134,10 +114,6 @@ class Loader(EpochLoader[BatchT]):
     labels
         "own": the label of a token is the token itself. "next": it is the one after it. None: the labels tell which,
         and where they do not, it has to be given.
-    tokenizer
-        As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
-    fields
-        Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
     documents
         True for `cu_seqlens` and `max_seqlen`, or the names of arrays to add about the documents of the batch:
         `cu_seqlens` (int32: where each segment of the whole batch begins and the last one ends, as flash-attention's
@@ -146,16 +122,47 @@ class Loader(EpochLoader[BatchT]):
         the number of the segment in the batch, -1 for padding) and `documents` (int64: the store's number of the
         document of each segment, -1 for padding). A segment is a part of one document in one row, or padding: all
         follow from the stored pieces, and nothing from token ids.
-    cu_seqlens_capacity
-        Fill up `cu_seqlens` to this length, for `torch.compile` and CUDA graphs.
+        `("cu_seqlens", 4096)` among the names fills it up to this length, for `torch.compile` and CUDA graphs.
+    fields
+        Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
     spans
         True: add `spans`, the list of the values of the spans in the batch, and `span_index` (int32, (batch_size,
         seq_len)): the place in it of the span of each token, -1 for none. Where
         a function has encoded the values, give the one that decodes them.
+    drop_last
+        True stands for `last="drop"`, False for `last="fill"`; without effect where `last` is given.
+    last
+        The last step of an epoch, if fewer records are left than all ranks take in a step. Every rank makes the same
+        number of steps in any case. "drop": these records are left out, and the step with them. "fill": the step is
+        filled up with records from the start of the order, which come twice. "short": its batches have fewer rows, and
+        none on a rank for which no record is left. "masked": its batches have all of their rows; rows for which no
+        record is left hold token 0, the target -100, fields of 0, and no document or span (needs `targets`). An
+        evaluation with "short" or "masked" counts each record once. A state does not have it, and fits any other.
+    rank, world_size
+        Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
+        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
+        (tensor or pipeline parallel) pass their data-parallel rank.
+    dtype
+        `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
+        (see `BatchReader.read_batch_int32` for writing into it). Ids from 2**31 on are refused when they are met.
+    device
+        A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
+    prefetch
+        Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
+        is fastest then.
+        "auto": 32 MiB of a store at a URL; 8 with a `device` or on a network file system; else none, but if the
+        coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead.
     skip
         (epoch, start, stop): jump over these positions of an epoch, for example bad data that made the loss jump.
     mask_documents
         Numbers of documents whose tokens get the target -100. Shapes and positions stay.
+    tokenizer
+        As for `load_tokenizer`, or a tokenizer: refuse a store whose tokens another one has made.
+    split
+        The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
+        "test". "auto": that for training, or the only one of such a folder. None or "all": all.
+    read_as, cache, verify, access, backend
+        As for `open_reader`; without effect on a reader.
 
     Raises
     ------
@@ -226,31 +233,31 @@ class Loader(EpochLoader[BatchT]):
         *,
         targets: bool = ...,
         fields: Sequence[str],
-        documents: bool | Collection[DocumentValue] = ...,
+        documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[LoaderOptions],
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Loader[dict[str, Any]],
+        self: Loader[DocumentStep],
         source: StoreOrPath,
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
-        documents: Literal[True] | Collection[DocumentValue],
+        fields: tuple[()] = ...,
+        documents: Literal[True] | Collection[DocumentName],
         spans: WantedSpans = ...,
         **options: Unpack[LoaderOptions],
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Loader[dict[str, Any]],
+        self: Loader[DocumentStep],
         source: StoreOrPath,
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
-        documents: bool | Collection[DocumentValue] = ...,
+        fields: tuple[()] = ...,
+        documents: WantedDocuments = ...,
         spans: Literal[True] | DecodeValue,
         **options: Unpack[LoaderOptions],
     ) -> None: ...
@@ -262,7 +269,7 @@ class Loader(EpochLoader[BatchT]):
         *,
         targets: bool = ...,
         fields: Sequence[str] = ...,
-        documents: bool | Collection[DocumentValue] = ...,
+        documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[LoaderOptions],
     ) -> None: ...
@@ -271,34 +278,31 @@ class Loader(EpochLoader[BatchT]):
         self,
         source: StoreOrPath,
         *,
-        backend: str = "auto",
-        access: Access = "auto",
-        verify: Verify = "auto",
-        read_as: ReadAs = AS_STORED,
-        cache: str | os.PathLike[str] | Cache | None = None,
-        split: str | None = AUTO_SPLIT,
-        shuffle: str = "global",
-        block_size: int = 256,
-        seed: int = 42,
-        epoch: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        drop_last: bool = True,
-        last: str | None = None,
         batch_size: int | None = None,
         seq_len: int | None = None,
-        prefetch: int | str = "auto",
-        device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        shuffle: str | tuple[str, int] = "global",
+        seed: int = 42,
         targets: bool = False,
-        fields: Sequence[str] = (),
-        documents: bool | Collection[str] = False,
-        cu_seqlens_capacity: int | None = None,
-        spans: WantedSpans = False,
         labels: str | None = None,
+        documents: bool | Collection[Any] = False,
+        fields: Sequence[str] = (),
+        spans: WantedSpans = False,
+        drop_last: bool = True,
+        last: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        prefetch: int | str = "auto",
         skip: Collection[tuple[int, int, int]] = (),
         mask_documents: Collection[int] = (),
         tokenizer: str | Tokenizer | None = None,
+        split: str | None = AUTO_SPLIT,
+        read_as: ReadAs = AS_STORED,
+        cache: str | os.PathLike[str] | Cache | None = None,
+        verify: Verify = "auto",
+        access: Access = "auto",
+        backend: str = "auto",
     ) -> None:
         device = cuda_device(device)  # names a missing torch before any file is open
         _require_one_store(source)
@@ -325,11 +329,10 @@ class Loader(EpochLoader[BatchT]):
             self.path = source.path
             if tokenizer is not None:
                 require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
-            _require_fixed_order(source, shuffle)
+            self.shuffle, self.block_size = block_shuffle(shuffle)
+            _require_fixed_order(source, self.shuffle)
             self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
             self.rank, self.world_size = resolve_rank(rank, world_size)
-            self.shuffle = shuffle
-            self.block_size = block_size
             self.last = _last_step(last, drop_last, targets)
             self.targets = targets
             self.batch_size = source.batch_size if batch_size is None else batch_size
@@ -341,11 +344,10 @@ class Loader(EpochLoader[BatchT]):
                 "dtype": dtype,
                 "fields": fields,
                 "documents": documents,
-                "cu_seqlens_capacity": cu_seqlens_capacity,
                 "spans": spans,
                 "labels": labels,
             }
-            self._begin_with(skip, mask_documents, epoch)
+            self._begin_with(skip, mask_documents)
             self.set_batch_size(self.batch_size)
 
     def _mask(self) -> None:

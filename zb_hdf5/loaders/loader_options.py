@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.read_as import ReadAs
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from zb_hdf5.store.cache import Cache
 
 ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
+#: `("block", 256)` has the batches of a block.
+WantedShuffle: TypeAlias = ShuffleWord | tuple[Literal["block"], int]
 Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
 DocumentValue: TypeAlias = Literal["cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents"]
+#: The name of such a value; `cu_seqlens` may have the length to which it is filled up.
+DocumentName: TypeAlias = DocumentValue | tuple[Literal["cu_seqlens"], int]
+WantedDocuments: TypeAlias = bool | Collection[DocumentName]
 Collate: TypeAlias = Literal["pad", "pack"]
 TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]
 LabelsWay: TypeAlias = Literal["own", "next"]
@@ -29,6 +34,21 @@ TextSplit: TypeAlias = Literal["train", "val", "test"]
 #: The batches of a loader: tokens, pairs (x, y), or dictionaries.
 TokenBatch: TypeAlias = "torch.Tensor"
 PairBatch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
+
+
+class DocumentStep(TypedDict, total=False):
+    """A step with `documents` or `spans`: the values that were asked for, by their names."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    seq_lens: torch.Tensor
+    position_ids: torch.Tensor
+    document_ids: torch.Tensor
+    documents: torch.Tensor
+    spans: list[Any]
+    span_index: torch.Tensor
 
 
 class SourceOptions(TypedDict, total=False):
@@ -40,8 +60,7 @@ class SourceOptions(TypedDict, total=False):
     read_as: ReadAs
     cache: str | os.PathLike[str] | Cache | None
     split: str | None
-    shuffle: ShuffleWord
-    block_size: int
+    shuffle: WantedShuffle
     seed: int
     rank: int | None
     world_size: int | None
@@ -49,7 +68,6 @@ class SourceOptions(TypedDict, total=False):
     seq_len: int | None
     prefetch: int | Literal["auto"]
     dtype: torch.dtype | None
-    cu_seqlens_capacity: int | None
     labels: LabelsWay | None
     tokenizer: str | Tokenizer | None
 
@@ -57,7 +75,6 @@ class SourceOptions(TypedDict, total=False):
 class LoaderOptions(SourceOptions, total=False):
     """The options of `Loader` that do not decide the kind of its batches."""
 
-    epoch: int
     drop_last: bool
     last: Last | None
     device: str | torch.device | None

@@ -22,7 +22,14 @@ from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
-    from zb_hdf5.loaders.loader_options import DocumentValue, PairBatch, SourceOptions, TokenBatch
+    from zb_hdf5.loaders.loader_options import (
+        DocumentName,
+        DocumentStep,
+        PairBatch,
+        SourceOptions,
+        TokenBatch,
+        WantedDocuments,
+    )
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048
@@ -34,7 +41,7 @@ MixedRequest: TypeAlias = tuple[str, Request]
 
 
 #: Options of a `Loader` that mean nothing in a mixture, or something else in each source.
-_UNFIT: Final = frozenset({"device", "epoch", "drop_last", "last", "skip", "mask_documents"})
+_UNFIT: Final = frozenset({"device", "drop_last", "last", "skip", "mask_documents"})
 
 
 class MixedLoader(TokenLoader[BatchT]):
@@ -112,33 +119,33 @@ class MixedLoader(TokenLoader[BatchT]):
         *,
         targets: bool = ...,
         fields: Sequence[str],
-        documents: bool | Collection[DocumentValue] = ...,
+        documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[SourceOptions],
     ) -> None: ...
 
     @overload
     def __init__(
-        self: MixedLoader[dict[str, Any]],
+        self: MixedLoader[DocumentStep],
         sources: Mapping[str, str | os.PathLike[str] | BatchReader],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
-        documents: Literal[True] | Collection[DocumentValue],
+        fields: tuple[()] = ...,
+        documents: Literal[True] | Collection[DocumentName],
         spans: WantedSpans = ...,
         **options: Unpack[SourceOptions],
     ) -> None: ...
 
     @overload
     def __init__(
-        self: MixedLoader[dict[str, Any]],
+        self: MixedLoader[DocumentStep],
         sources: Mapping[str, str | os.PathLike[str] | BatchReader],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
-        documents: bool | Collection[DocumentValue] = ...,
+        fields: tuple[()] = ...,
+        documents: WantedDocuments = ...,
         spans: Literal[True] | DecodeValue,
         **options: Unpack[SourceOptions],
     ) -> None: ...
@@ -151,7 +158,7 @@ class MixedLoader(TokenLoader[BatchT]):
         *,
         targets: bool = ...,
         fields: Sequence[str] = ...,
-        documents: bool | Collection[DocumentValue] = ...,
+        documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[SourceOptions],
     ) -> None: ...

@@ -25,6 +25,8 @@ from zb_hdf5.errors import ArgumentError
 IndexArray = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 SHUFFLES: Final = ("global", "records", "block", "sequential")
+#: The batches of a block, unless another number is given.
+DEFAULT_BLOCK: Final = 256
 FEISTEL_ROUNDS: Final = 6
 #: Halves of 1 or 2 bits have so few round functions that permutations of 4 to 16 items come out visibly biased.
 MIN_HALF_BITS: Final = 3
@@ -125,7 +127,7 @@ class BlockOrder(Order):
         The batches of a block.
     """
 
-    def __init__(self, n: int, seed: int, epoch: int, block_size: int = 256) -> None:
+    def __init__(self, n: int, seed: int, epoch: int, block_size: int = DEFAULT_BLOCK) -> None:
         require_positive(block_size=block_size)
         self.n = n
         self.block_size = block_size
@@ -248,7 +250,7 @@ def make_order(
     *,
     seed: int,
     epoch: int,
-    block_size: int = 256,
+    block_size: int = DEFAULT_BLOCK,
     records_per_batch: int = 1,
     version: int = WIDE_VERSION,
 ) -> Order:
@@ -548,6 +550,31 @@ def require_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and whole_number(name, value) < 1:
             raise ArgumentError(f"{name} must be at least 1, found {value}")
+
+
+def with_companion(name: str, value: Any, default: Any = None) -> tuple[Any, Any]:
+    """Return the value of an argument, and the one that may stand beside it, as in `shuffle=("block", 256)`.
+
+    Parameters
+    ----------
+    name
+        The argument, for messages.
+    default
+        The second value where the first one stands alone.
+    """
+    if not isinstance(value, tuple | list):
+        return value, default
+    if len(value) != 2:
+        raise ArgumentError(f"{name} must be one value, or a pair such as (value, more), found {value!r}")
+    return value[0], value[1]
+
+
+def block_shuffle(shuffle: Any) -> tuple[str, int]:
+    """Return the word of a shuffle, and the batches of a block; only "block" takes a number."""
+    word, block_size = with_companion("shuffle", shuffle, DEFAULT_BLOCK)
+    if isinstance(shuffle, tuple | list) and word != "block":
+        raise ArgumentError(f'shuffle: "block" alone takes a number, the batches of a block, found {shuffle!r}')
+    return word, block_size
 
 
 def checked_skip(skip: Collection[Any]) -> tuple[tuple[int, int, int], ...]:

@@ -19,7 +19,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.packages import from_numpy
 
@@ -50,16 +50,22 @@ MAX_PIECES: Final = 8192
 REREAD_S: Final = 5.0
 
 
-def _document_values(documents: bool | Collection[str]) -> tuple[str, ...]:
-    """Return the names of the arrays of documents that are asked for."""
+def _document_values(documents: bool | Collection[Any]) -> dict[str, int | None]:
+    """Return the names of the arrays of documents that are asked for, each with its length; None: any."""
     names = (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
     if isinstance(documents, bool):
-        return ("cu_seqlens", "max_seqlen") if documents else ()
+        return {"cu_seqlens": None, "max_seqlen": None} if documents else {}
     if isinstance(documents, str) or not isinstance(documents, Collection):
         raise ArgumentError(f"documents must be True or names of {', '.join(names)}, found {documents!r}")
-    for name in documents:
+    found: dict[str, int | None] = {}
+    for each in documents:
+        name, capacity = with_companion("documents", each)
         require_choice("documents", name, names)
-    return tuple(documents)
+        require_positive(**{f"the length of {name}": capacity})
+        if capacity is not None and name != "cu_seqlens":
+            raise ArgumentError(f"documents: cu_seqlens alone takes a length, found {each!r}")
+        found[name] = capacity
+    return found
 
 
 def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
@@ -109,7 +115,7 @@ class StepValues:
         The store.
     seq_len
         Tokens of a record, as the loader gives it.
-    targets, fields, documents, cu_seqlens_capacity, spans, labels
+    targets, fields, documents, spans, labels
         As for `Loader`.
     mask_documents
         Numbers of documents, ascending.
@@ -134,8 +140,7 @@ class StepValues:
         targets: bool,
         mask_documents: tuple[int, ...],
         fields: Sequence[str],
-        documents: bool | Collection[str],
-        cu_seqlens_capacity: int | None,
+        documents: bool | Collection[Any],
         spans: WantedSpans,
         labels: str | None,
     ) -> None:
@@ -150,9 +155,8 @@ class StepValues:
         self._spans = spans
         self._masked = mask_documents
         self._documents = _document_values(documents)
-        if cu_seqlens_capacity is not None and "cu_seqlens" not in self._documents:
-            raise ArgumentError("cu_seqlens_capacity needs documents=True, or 'cu_seqlens' in documents")
-        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=cu_seqlens_capacity)}
+        capacity = self._documents.get("cu_seqlens")
+        values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=capacity)}
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         self._ends_documents = bool(self._documents or spans)

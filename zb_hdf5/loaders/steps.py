@@ -282,7 +282,7 @@ class StepReader:
         Numbers of documents, ascending.
     device
         None: the steps stay on the CPU.
-    targets, prefetch, dtype, fields, documents, cu_seqlens_capacity, spans, labels
+    targets, prefetch, dtype, fields, documents, spans, labels
         As for `Loader`.
 
     Attributes
@@ -314,8 +314,7 @@ class StepReader:
         device: torch.device | None,
         dtype: torch.dtype | None,
         fields: Sequence[str],
-        documents: bool | Collection[str],
-        cu_seqlens_capacity: int | None,
+        documents: bool | Collection[Any],
         spans: WantedSpans,
         labels: str | None = None,
     ) -> None:
@@ -325,7 +324,7 @@ class StepReader:
         self._prefetch = prefetch
         self._device = device
         self._values: StepValues | None = None  # the steps are tokens, or two views of them
-        asked = (fields != (), documents is not False, cu_seqlens_capacity is not None, spans, mask_documents)
+        asked = (fields != (), documents is not False, spans, mask_documents)
         if any(asked) or (targets and (reader.has_padding or has_targets(reader))):
             values = StepValues(
                 reader,
@@ -334,7 +333,6 @@ class StepReader:
                 mask_documents=mask_documents,
                 fields=fields,
                 documents=documents,
-                cu_seqlens_capacity=cu_seqlens_capacity,
                 spans=spans,
                 labels=labels,
             )

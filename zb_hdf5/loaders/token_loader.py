@@ -276,13 +276,13 @@ class EpochLoader(TokenLoader[BatchT]):
     def _mask(self) -> None:
         """Prepare the reads for the documents in `mask_documents`, or raise an error."""
 
-    def _begin_with(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int], epoch: int) -> None:
-        """Take the records that are left out and the documents that are no targets, and begin an epoch."""
+    def _begin_with(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
+        """Take the records that are left out and the documents that are no targets, and begin epoch 0."""
         self.skip = checked_skip(skip)
         self.mask_documents = masked_numbers(mask_documents)
         self._mask()
         self.epoch = self._first_version_epoch = -1  # none yet
-        self.set_epoch(epoch)
+        self.set_epoch(0)
 
     def _version_of(self, epoch: int) -> int:
         """Return the version of the order of an epoch."""

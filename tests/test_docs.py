@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from commandline import commands_of
 from pages import run_page
+from processes import PROGRAMS
 
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
@@ -458,9 +459,12 @@ def test_the_pictures_show_what_the_commands_print_now():
 #: Heading on the page of recipes -> the library that it needs.
 RECIPES = {
     "A plain loop with DDP": "torch",
+    "Checkpoints of torch.distributed": "torch",
     "The Trainer of Hugging Face": "transformers",
+    "TRL": "trl",
     "accelerate": "accelerate",
     "Lightning": "lightning",
+    "Lightning Fabric": "lightning",
     "StatefulDataLoader of torchdata": "torchdata",
     "Context parallel: a slice of each row": "torch",
     "DeepSpeed": "deepspeed",
@@ -474,38 +478,46 @@ RECIPES = {
 USES = {
     "torchtitan": """
 batch = {"seq_len": 64, "local_batch_size": 8, "tokenizer": None, "snapshot_every_n_steps": None}
-inputs, labels = next(iter(dataloader.build(dp_rank=1, dp_world_size=2, **batch)))
-assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (8, 64)
-""",
-    "Ray Train": """
-assert result.metrics["batches"] == 10, result
+built = dataloader.build(dp_rank=0, dp_world_size=1, **batch)
+if Path("state.json").exists():
+    built.load_state_dict(json.loads(Path("state.json").read_text()))
+for _, (inputs, labels) in zip(range(4), built):
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (8, 64)
+    step(inputs["input"])
+Path("state.json").write_text(json.dumps(built.state_dict()))
+for inputs, _ in replace(held_out, infinite=False).build(dp_rank=0, dp_world_size=1, **batch):
+    evaluate(inputs["input"])
 """,
     "nanochat": """
-again = stored_batches("train-h5", batch_size=8, resume_state_dict=state)
-assert torch.equal(next(again)[0], next(batches)[0])
+if Path("state.json").exists():
+    batches = stored_batches("train-h5", 8, resume_state_dict=json.loads(Path("state.json").read_text()))
+    inputs, targets, state = next(batches)
+step(inputs)
+for _ in range(3):
+    inputs, targets, state = next(batches)
+    step(inputs)
+Path("state.json").write_text(json.dumps(state))
+for inputs, targets in held_out_batches("train-h5", 8):
+    evaluate(inputs)
 """,
     "Megatron-LM": """
-batch = next(iter(tokens))
-assert {value.shape for value in batch.values()} == {(4, 64)}
-assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
-assert tokens.save_state()["position"] == 4
+state = json.loads(Path("state.json").read_text()) if Path("state.json").exists() else None
+tokens = StoredTokens("train-h5", rank=0, world_size=1, micro_batch_size=8, state=state)
+for _, batch in zip(range(4), tokens):
+    assert {value.shape for value in batch.values()} == {(8, 64)}
+    assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
+    step(batch["tokens"])
+Path("state.json").write_text(json.dumps(tokens.save_state()))
+assert set(next(iter(held_out))) == set(batch)
 """,
 }
-#: The names that a recipe takes from its reader; no recipe is to look for an MPI.
-OF_THE_READER = """import sys
-
-sys.modules["mpi4py"] = None
-import torch
-
-model = torch.nn.Sequential(torch.nn.Embedding(300, 8), torch.nn.Linear(8, 300))
-optimizer = torch.optim.SGD(model.parameters())
-step = print
-"""
-CAUSAL_LM = """
-from transformers import GPT2Config, GPT2LMHeadModel
-
-causal_lm = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=1, n_head=2))
-"""
+#: Recipes whose framework chooses the order, or whose evaluation is one of a part of the data.
+OWN_ORDER = {"The Trainer of Hugging Face", "TRL"}
+OF_A_PART = {"Megatron-LM"}
+#: Recipe -> its processes, each of which takes four steps.
+WORKERS = {"Ray Train": 2}
+#: Recipes that give slices of the rows.
+CUT = {"Context parallel: a slice of each row"}
 
 
 def recipes():
@@ -521,23 +533,52 @@ def test_every_recipe_runs_or_says_that_it_does_not():
         assert f"## {name}\n\nNot run: " in TEXT["recipes.md"]
 
 
+@pytest.fixture(scope="module")
+def store_of_recipes(tmp_path_factory):
+    """Return a store of packed documents with two splits."""
+    folder = tmp_path_factory.mktemp("recipes")
+    rows = [[*(np.arange(number, number + 50) % 300).tolist()] for number in range(400)]
+    (folder / "ids.jsonl").write_text("".join(f'{{"input_ids": {row}}}\n' for row in rows))
+    how = {"batch_size": 8, "seq_len": 64, "packing": "concat", "val_fraction": 0.2, "workers": 1}
+    zb_hdf5.convert(folder / "ids.jsonl", "hdf5", folder / "train-h5", source_format="hf", **how)
+    return folder / "train-h5"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_runs(name, tmp_path):
+def test_a_recipe_runs_and_the_next_job_goes_on(name, store_of_recipes, tmp_path):
+    """Its lines run in an empty namespace, and again as the next job, which goes on where the first one ended."""
     pytest.importorskip(RECIPES[name])
-    with zb_hdf5.HDF5ShardWriter(tmp_path / "stream.h5", dtype="uint16") as writer:
-        for number in range(400):
-            writer.write_document(np.arange(number, number + 50) % 300)
-    shape = ["--batch-size", "8", "--seq-len", "64", "--packing", "best-fit", "--workers", "1", "--quiet"]
-    arguments = ["stream-to-hdf5", str(tmp_path / "stream.h5"), str(tmp_path / "train-h5"), *shape]
-    assert CliRunner().invoke(convert, arguments).exit_code == 0
-    model = CAUSAL_LM if "causal_lm" in recipes()[name] else ""
-    (tmp_path / "recipe.py").write_text(OF_THE_READER + model + recipes()[name] + USES.get(name, ""))
+    (tmp_path / "train-h5").symlink_to(store_of_recipes)
+    (tmp_path / "recipe.py").write_text(recipes()[name])
+    (tmp_path / "use.py").write_text(USES.get(name, ""))
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     variables |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", "recipe.py"]
+    command = [sys.executable, "-W", "ignore", str(PROGRAMS / "next_job.py")]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    seen = (tmp_path / "seen.txt").read_text().splitlines()
+    train = [line.partition(" ")[2] for line in seen if line.startswith("train ")]
+    held_out = [line.partition(" ")[2] for line in seen if line.startswith("held-out ")]
+    expected = rows_of_store(store_of_recipes, "train")
+    validated = 2 * rows_of_store(store_of_recipes, "val")
+    if name in CUT:
+        assert (len(train), len(held_out)) == (64, len(validated))
+        return
+    if name in OWN_ORDER:
+        assert (len(train), set(train) <= set(expected)) == (64, True)
+    elif name in WORKERS:  # beside each other, in any order
+        assert sorted(train) == sorted(expected[: 64 * WORKERS[name]])
+    else:
+        assert train == expected[:64]
+    assert sorted(held_out) == sorted(validated) or name in OF_A_PART
+
+
+def rows_of_store(path, split):
+    """Return the beginnings of the rows of an epoch, as `programs/next_job.py` notes them; no row of padding."""
+    how = {"split": split, "last": "short", "rank": 0, "world_size": 1}
+    with zb_hdf5.Loader(path, **how) as loader:
+        return [" ".join(map(str, row[:40].tolist())) for batch in loader for row in batch if row.any()]
 
 
 @pytest.mark.parametrize("width", [128, 2048])

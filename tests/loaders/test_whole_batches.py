@@ -9,6 +9,7 @@ import torch
 from contract import SAME_EPOCH, is_refused
 from damage import fields_of, flip, flip_bits, flip_token, steps_of, tables_of, write_batches, write_streams
 from interpreter import run_program
+from packed import write_packed
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
 from zb_hdf5.files.checked import crc32_of
@@ -141,6 +142,32 @@ def test_a_store_of_many_files_is_read_under_a_low_limit_of_descriptors(limit, t
     np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
     convert(tmp_path / "t.npy", "hdf5", tmp_path / "store", batch_size=2, seq_len=8, shards=100)
     assert run_program(FEW_FILES, tmp_path / "store", limit).stdout.split() == ["200"] * 5
+
+
+#: Reads batches of records of more files than it may open, and the documents of a packed store.
+FEW_FILES_TOGETHER = """
+import resource, sys
+from zb_hdf5 import Loader
+from zb_hdf5.commands.zb import zb
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+for how in ({}, {"access": "pread"}):
+    with Loader(sys.argv[1], batch_size=80, shuffle="records", rank=0, world_size=1, **how) as loader:
+        print(sum(int(batch.sum()) for batch in loader))
+with Loader(sys.argv[2], documents=True, rank=0, world_size=1) as loader:
+    print(sum(1 for _ in loader))
+zb(["report", sys.argv[2], "-o", sys.argv[3], "--quiet"])
+"""
+
+
+def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descriptors(tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
+    convert(tmp_path / "t.npy", "batch", tmp_path / "store", batch_size=1, shards=30)
+    write_packed(tmp_path / "packed.h5", [40] * 30)
+    convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=30)
+    paths = tmp_path / "store", tmp_path / "packed", tmp_path / "page.html"
+    found = run_program(FEW_FILES_TOGETHER, *paths).stdout.split()
+    assert found[0] == found[1]
+    assert int(found[2]) > 30
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")

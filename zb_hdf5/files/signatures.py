@@ -38,6 +38,8 @@ ARROW_MESSAGE: Final = struct.Struct("<III")
 ITEMS_BEGIN: Final = struct.Struct("<II")
 #: JSON of numbers alone.
 ONLY_NUMBERS: Final = re.compile(rb"[\d\s,\[\]-]+")
+#: The first objects of pickles of protocols 2 and 3: a list, a dictionary, an array, a tensor.
+PICKLED_OBJECTS: Final = (b"]q\x00(", b"}q\x00(", b"}q\x00X", b"cnumpy", b"ctorch")
 #: The polynomial of crc32c, and the number that is added to one in a TFRecord.
 CRC32C_POLYNOMIAL: Final = 0x82F63B78
 CRC32C_MASK: Final = 0xA282EAD8
@@ -155,7 +157,9 @@ def _is_bzip2(head: Head) -> bool:
 
 
 def _is_pickle(head: Head) -> bool:
-    """Return whether it is a pickle: from protocol 4 on by its first frame, of an earlier one by its name."""
+    """Return whether it is a pickle: from protocol 4 on by its first frame, else by its first object or its name."""
+    if head.start.startswith(PICKLED_OBJECTS, 2):
+        return True
     if head.start[1:3] in (b"\x04\x95", b"\x05\x95") and len(head.start) > 11:
         return int(UINT64.unpack_from(head.start, 3)[0]) <= head.num_bytes - 11
     return head.path.suffix in (".pkl", ".pickle")
@@ -245,6 +249,7 @@ SIGNATURES: Final = (
     Signature("a zstd file", (ZSTD_MAGIC,), ways.of_packed("zstd")),
     Signature("a bzip2 file", (b"BZh",), ways.of_packed("bzip2"), _is_bzip2),
     Signature("an xz file", (b"\xfd7zXZ\x00",), ways.of_packed("xz")),
+    Signature("an lz4 file", (b"\x04\x22\x4d\x18",), ways.of_packed("lz4")),
     Signature("a tar archive", (b"ustar",), ways.of_tar, offset=257),
     Signature("a file of TFRecords", (), ways.of_its_library("tensorflow"), _is_tfrecord),
     Signature("an array_record file", (b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",), ways.of_its_library("array_record")),

@@ -296,8 +296,9 @@ class FlatFormat(ABC):
         skip_bytes = self.read_as.skip_bytes
         signature, size = signature_and_size(path)
         if signature is not None and not signature.holds_ids(dtype.itemsize, skip_bytes):
+            found = signature.words(path) + (": leave it out" if signature.way is None else "")
             raise ArgumentError(
-                f"{path}: source_dtype is for files without a header, found {signature.words(path)}",
+                f"{path}: source_dtype is for files without a header, found {found}",
                 options=["source_dtype"],
             )
         num_bytes = size - skip_bytes

@@ -163,7 +163,9 @@ class Megatron(FlatFormat):
 
     def files(self, path: Path) -> list[Path]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""
-        return super().files(path.with_suffix(".bin") if path.suffix == MEGATRON_INDEX_SUFFIX else path)
+        if path.suffix.lower() == MEGATRON_INDEX_SUFFIX:
+            path = path.with_suffix(".BIN" if path.suffix.isupper() else ".bin")
+        return super().files(path)
 
     def recognises(self, path: Path) -> bool:
         try:
@@ -229,6 +231,8 @@ class Megatron(FlatFormat):
 def _index_of(path: Path) -> str:
     """Return the path of the `.idx` beside a file of ids."""
     name = str(path)
+    if name.endswith(".BIN"):
+        return f"{name[:-4]}{MEGATRON_INDEX_SUFFIX.upper()}"
     return f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}"
 
 

@@ -567,6 +567,18 @@ def test_a_cache_file_that_is_cut_all_the_time_is_no_bus_error(how, whole, folde
 
 
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_what_was_cut_off_a_cache_comes_from_the_store_again(how, whole, folder):
+    expected = steps_of(whole, **how)
+    steps_of(whole, cache=folder, **how)
+    with Loader(whole, cache=folder, **how, **ONE_RANK) as loader:
+        steps = iter(loader)
+        found = [next(steps).numpy() for _ in range(3)]  # which have seen some batches, and not all
+        os.truncate(files_of(folder)[0], BATCHES[0].nbytes * 5)
+        np.testing.assert_array_equal([*found, *(step.numpy() for step in steps)], expected)
+    np.testing.assert_array_equal(steps_of(whole, cache=folder, **how), expected)
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
 def test_no_file_of_a_cache_is_mapped(how, whole, folder):
     for _ in range(2):
         with Loader(whole, cache=folder, **how, **ONE_RANK) as loader:

@@ -178,6 +178,8 @@ class CachedColumn:
             if not self.full and not self._take_room():
                 self._leave()
             if not self.full:
+                if os.fstat(self._fd).st_size < self._num_units * self._bytes:
+                    self.mend()  # else a write behind the cut would make zeros of units that were seen
                 write_fully(self._fd, data, number * self._bytes)
                 write_fully(self._marks_fd, mark, number * MARK_BYTES)
         except OSError as error:

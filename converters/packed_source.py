@@ -27,12 +27,15 @@ from zb_hdf5.converters.flat_source import without_documents
 from zb_hdf5.converters.options import BoundOptions, RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.packed_rows import PackedRows
 from zb_hdf5.converters.shard_plan import number_of_shards
+from zb_hdf5.converters.stream_source import files_beside
 from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
+from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.loaders.order import Permutation
-from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, documents_path, stored_dtype
+from zb_hdf5.read_as import ReadAs
+from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
 from zb_hdf5.store.holders import look
 from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.verify import require_digests
@@ -92,7 +95,7 @@ class PackedSource(BatchSource):
         stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, read_as=stream.read_as) for split in found}
         store = next(iter(stores.values()))
         if not store.has_documents:
-            raise _no_documents(path, store)
+            raise _no_documents(path, store, stream.read_as)
         self._path = path
         self._checked = counts is not None
         self._has_digests = all(each.index.has_digests for each in stores.values())
@@ -103,8 +106,9 @@ class PackedSource(BatchSource):
         if pad_id is None:
             pad_id = max(0, store.index.meta.boundary_token_id)
         require_pad_id(pad_id, self.meta)
-        files = [file for each in stores.values() for file in each.paths]
-        self.paths = [*paths, *files, *(table for table in map(documents_path, files) if table.exists())]
+        files = [(each, file) for each in stores.values() for file in each.paths]
+        beside = [other for each, file in files for other in files_beside(each.backend, file)]
+        self.paths = [*paths, *(file for _, file in files), *beside]
         self.shuffle = "global" if options.shuffle else "none"
         self.reorders = options.shuffle
         how = {"packing": options.packing, "pad_id": pad_id}
@@ -210,10 +214,13 @@ def _meta_of(store: WindowReader, document_count: int, options: RowOptions, stre
     )
 
 
-def _no_documents(path: Path, store: WindowReader) -> ArgumentError:
+def _no_documents(path: Path, store: WindowReader, read_as: ReadAs) -> ArgumentError:
     """Return the error for a stream that tells no documents apart."""
     cure = "cut records with hdf5-to-hdf5"
-    if flat_format(store.backend) is not None:
+    if flat_format(store.backend) is not None and store.meta.fields:  # which cut records have no place for
+        named = {"source_format": store.backend, **read_as.given}
+        cure = f"take each file as one document: {conversion_call(path, STREAM_LAYOUT, **named, tokens_only=True)}"
+    elif flat_format(store.backend) is not None:
         cure = "pass boundary_token_id, the token between them, or source_format='bin' to cut records"
     return ArgumentError(
         f"{path}: expected a stream with documents, found none{without_documents(store)}: {cure}",

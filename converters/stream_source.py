@@ -155,7 +155,8 @@ class StreamSource(DocumentSource):
             for number, path in enumerate(stream.paths)
         ]
         require_named_once((file.path for file in self._files), "documents")
-        self.paths = [*(file.path for file in self._files), *(each for file in self._files for each in _beside(file))]
+        files = [file.path for file in self._files]
+        self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one:
             is_lone = [looks[path].index is None for (path, _), stream in self._streams.items() for _ in stream.paths]
@@ -336,12 +337,12 @@ def _cuts(stream: TokenStream, number: int, path: Path, in_pieces: bool) -> list
     return sorted({0, *table.number_of(targets.astype(np.uint64)).tolist(), table.count})
 
 
-def _beside(file: StreamFile) -> list[Path]:
-    """Return the other files that belong to a file of tokens."""
-    flat = flat_format(file.stream.backend)
+def files_beside(backend: str, path: Path) -> list[Path]:
+    """Return the other files that belong to a file of the tokens of a stream, by the format of its files."""
+    flat = flat_format(backend)
     if flat is not None:
-        return flat.beside(file.path)
-    table = documents_path(file.path)
+        return flat.beside(path)
+    table = documents_path(path)
     return [table] if table.exists() else []
 
 

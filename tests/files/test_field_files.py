@@ -187,7 +187,8 @@ def test_the_masks_of_olmo_core_are_the_field_loss_mask_when_converted(olmo, tmp
         assert stream.get_slice(0, 200).tolist() == [*IDS, *(IDS + 1000)]
         assert stream.field("loss_mask").get_slice(0, 200).tolist() == [*MASK, *MASK]
         assert stream.doc_offsets.tolist() == [0, 40, 100, 140, 200]
-    convert(olmo, "hdf5", tmp_path / "rows", batch_size=1, seq_len=50, packing="best-fit", **options)
+    report = convert(olmo, "hdf5", tmp_path / "rows", batch_size=1, seq_len=50, packing="best-fit", **options)
+    assert report.left_out == ()
     assert [field.name for field in ShardIndex.load(tmp_path / "rows").meta.fields] == ["loss_mask"]
 
 
@@ -204,6 +205,19 @@ def test_a_mask_that_does_not_fit_its_ids_is_refused(olmo, tmp_path):
         Loader(olmo, read_as=ReadAs(source_dtype="uint32"), **SHAPE)
     with pytest.raises(FormatError, match=r"labels_mask_part_0000.npy: is named as a field"):
         convert(olmo, "hdf5", tmp_path / "out", source_format="bin", source_dtype="uint32", **SHAPE)
+
+
+def test_a_mask_without_documents_ends_in_the_line_that_keeps_it(olmo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for documents in olmo.glob("*.csv.gz"):
+        documents.unlink()
+    command = ["convert", "oi", "rows", "--source-dtype", "uint32", "--seq-len", 5, "--batch-size", 1]
+    message = one_error(run_zb(*command), 2)
+    run_zb(*message.rpartition(": zb ")[2].split(), code=0)
+    run_zb("convert", "DST", "rows", "--packing", "concat", "--no-shuffle", *command[-4:], code=0)
+    with Loader(tmp_path / "rows", targets=True, shuffle="sequential") as loader:
+        _, y = next(loader)
+        assert y[0].tolist() == [int(t) if kept else -100 for t, kept in zip(IDS[1:5], MASK[1:5], strict=True)]
 
 
 def test_a_mask_is_not_lost_where_a_token_cuts_documents(olmo, tmp_path):

@@ -374,6 +374,28 @@ def test_ids_have_no_signature(dtype, tmp_path):
     assert signature_of(path) is None
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_is_known_whatever_its_name_is(protocol, tmp_path):
+    for values in (IDS.tolist(), {"ids": IDS.tolist()}, IDS):
+        (tmp_path / "ids.bin").write_bytes(pickle.dumps(values, protocol))
+        assert signature_of(tmp_path / "ids.bin").noun == "a pickle"
+
+
+def test_an_lz4_file_and_the_index_of_megatron_are_known(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\x04\x22\x4d\x18" + bytes(16))
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16")),
+        match=r"lz4 -dk .*a\.bin",
+    )
+    (tmp_path / "a.idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, 0, 1) + bytes(8))
+    is_refused(
+        errors.ArgumentError,
+        lambda: open_stream(tmp_path / "a.idx", read_as=ReadAs(source_dtype="uint16")),
+        match="Megatron: leave it",
+    )
+
+
 def test_text_may_be_ids_of_one_byte(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes(b"It was a dark night.\n" * 9)

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
@@ -547,11 +548,11 @@ class Cached(Wrapper):
         return self.residency.found(all(map(self.ready, starts)))
 
     def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        runs = list(zip(starts, counts, strict=True))
-        kept = [run for run in runs if self.column.has(run[0] // self.unit)]
-        others = [run for run in runs if not self.column.has(run[0] // self.unit)]
-        for tokens, found in ((self.column.rows, kept), (self.tokens, others)):
-            tokens.will_gather([start for start, _ in found], [count for _, count in found])
+        units = [start // self.unit for start in starts]
+        kept = {number for number in {*units} if self.column.has(number)}  # each mark is a read
+        for tokens, is_kept in ((self.column.rows, True), (self.tokens, False)):
+            chosen = [(number in kept) is is_kept for number in units]
+            tokens.will_gather(list(compress(starts, chosen)), list(compress(counts, chosen)))
 
     def will_need(self, start: int, stop: int) -> None:
         while start < stop:

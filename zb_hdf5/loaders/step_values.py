@@ -191,7 +191,7 @@ class StepValues:
     @property
     def columns(self) -> list[BatchReader]:
         """The fields that are read at each step."""
-        names = (*self._fields, *(self._stored_targets.fields if self._stored_targets else ()))
+        names = (*self._fields, *(self._stored_targets.names if self._stored_targets else ()))
         return [self._reader.field(name) for name in dict.fromkeys(names)]
 
     def step_of(self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None) -> Any:

@@ -172,11 +172,6 @@ class StoredTargets:
 
     # --- targets -------------------------------------------------------------------------------------------------
 
-    @property
-    def fields(self) -> list[str]:
-        """The names of the fields that are read."""
-        return [LABELS] * self._has_labels + [LOSS_MASK] * self._has_mask
-
     def put_into(self, found: npt.NDArray[np.int64], values: Callable[[str], npt.NDArray[Any]]) -> None:
         """Put the stored targets in place of the next tokens, of which those that are none stay so.
 

@@ -29,7 +29,7 @@ from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_O
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.formats.inspection import is_ours, look_at
-from zb_hdf5.formats.registry import FORMATS, backend_in
+from zb_hdf5.formats.registry import backend_in, hdf5_suffixes
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
@@ -41,7 +41,7 @@ from zb_hdf5.text.lacking_text import IDS_COLUMNS
 #: The name of the format.
 RAGGED: Final = "ragged"
 #: The endings of its files.
-_SUFFIXES: Final = (FORMATS["hdf5"].suffix, *FORMATS["hdf5"].other_suffixes)
+_SUFFIXES: Final = hdf5_suffixes()
 #: Names of datasets that have the lengths of documents: no others are added up.
 _LENGTH_NAMES: Final = frozenset(
     {"length", "lengths", "lens", "seq_lens", "seq_lengths", "doc_lens", "doc_lengths", "document_lengths"}

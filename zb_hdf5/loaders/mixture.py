@@ -261,9 +261,10 @@ class MixedLoader(TokenLoader[BatchT]):
             return records
         # epochs under a state of the first version ended without their last records, which are not read again
         shorter = [each for each in self._schedules if each.version == FIRST_VERSION]
-        after = self._schedules[len(shorter)] if shorter else schedule
-        begun = after.start.counts[number] * size if shorter else 0
-        return records + begun // self._records_of_epoch(loader, shorter[0]) * _tail_of(loader) if shorter else records
+        if not shorter:
+            return records
+        begun = self._schedules[len(shorter)].start.counts[number] * size
+        return records + begun // self._records_of_epoch(loader, shorter[0]) * _tail_of(loader)
 
     def _read_from(self, position: Tally) -> Generator[tuple[Any, Tally]]:
         steps = {name: each.steps for name, each in self.loaders.items()}  # without the loader, which has threads

@@ -430,7 +430,8 @@ class StepReader:
         reader = self._reader
         if reader.in_front is None and reader.tokens.wait is not Wait.LOCAL:
             return False
-        count = min(len(block), MAX_SAMPLE if plan.scattered else max(4, len(block) // SAMPLED_ONE_IN), MAX_SAMPLE)
+        wanted = MAX_SAMPLE if plan.scattered else max(4, len(block) // SAMPLED_ONE_IN)
+        count = min(len(block), wanted, MAX_SAMPLE)
         sample = block[np.arange(count) * len(block) // count]
         if block.ndim == 1:
             return reader.are_cached(sample * reader.batch_size, self._seq_len)

@@ -437,21 +437,25 @@ class StepReader:
             return reader.are_cached(sample * reader.batch_size, self._seq_len)
         return reader.are_cached(sample[np.arange(count), np.arange(count) % sample.shape[1]], self._seq_len)
 
-    def _read_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Generator[Any]:
+    def _read_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache; those after one that had to wait for a disk are hinted at."""
+        return chain.from_iterable(self._groups_while_ready(plan, block))
+
+    def _groups_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Iterator[Iterable[Any]]:
+        """Yield groups of these steps: a frame of Python for each step would take as long as a watched one in 32."""
         steps = self._read_ready(block)
         if block.ndim == 1 and self._whole is not None and self._whole.gives_views:  # their pages are not read here
-            yield from steps
+            yield steps
             return
         residency = self._reader.tokens.residency
         for first in range(0, len(block), WATCHED_ONE_IN):
             waits = residency.waits
-            yield residency.watch(next, steps)
+            yield (residency.watch(next, steps),)
             if residency.waits != waits:
                 rest = iter(requests_in(block[first + 1 :]))
-                yield from map(self._read_by_position, rest) if self._prefetch == 0 else self._read_hinted(plan, rest)
+                yield map(self._read_by_position, rest) if self._prefetch == 0 else self._read_hinted(plan, rest)
                 return
-            yield from islice(steps, WATCHED_ONE_IN - 1)
+            yield islice(steps, WATCHED_ONE_IN - 1)
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""

@@ -38,7 +38,7 @@ def estimate_of(
     num_threads
         The threads of a process that reads them.
     folder
-        Where the result would be.
+        The place of the result.
     workers
         The processes that write it.
     is_staged
@@ -62,9 +62,9 @@ def seconds_of_batches(source: BatchSource, codec: str, folder: Path, *, workers
     source
         The batches.
     codec
-        That of the result.
+        The codec of the result.
     folder
-        Where it would be.
+        The place of the result.
     workers
         The processes that write it.
     temp_bytes

@@ -1,4 +1,4 @@
-"""A rehearsal: about a second of the work of a conversion, by which the time of all of it is estimated."""
+"""A rehearsal: about a second of the work of a conversion, by which the time of the whole work is estimated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zb_hdf5.files.codecs import Encoder
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.spec import NO_CODEC
 
-#: Seconds of work that stand for all of it.
+#: Seconds of work that stand for the whole.
 SAMPLE_S: Final = 1.0
 #: Bytes of the file, which is written again from its start.
 FILE_BYTES: Final = 64 << 20
@@ -29,9 +29,9 @@ class Rehearsal:
     Parameters
     ----------
     folder
-        Where the conversion would write. On a file system that has no files without a name nothing is written.
+        The place of the result. On a file system that has no files without a name nothing is written.
     codec
-        Of the tokens, which are packed too.
+        The codec by which the tokens are packed too.
     """
 
     def __init__(self, folder: Path, codec: str = NO_CODEC) -> None:

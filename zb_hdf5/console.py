@@ -330,7 +330,7 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a split, and for files that do not say it themselves: the command takes a `ReadAs`."""
+    """Add the options for a split, and for files that do not tell how they are read: the command takes a `ReadAs`."""
 
     @one_dataset_options
     @foreign_option(

@@ -1,4 +1,4 @@
-"""`ReadAs`: all that a user says about files which do not say it themselves."""
+"""`ReadAs`: all that a user tells about files that do not tell how they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", 
 
 @dataclass(frozen=True, repr=False)
 class ReadAs:
-    """How files are read that do not say it themselves, such as those of other programs. Nothing is guessed.
+    """How files are read that do not tell it, such as those of other programs. Nothing is guessed.
 
     Every reader, loader and check takes it as `read_as=`. A store needs none of it.
 

@@ -35,7 +35,7 @@ def zb_info(
 ) -> Output:
     """Describe PATH: shape, tokens, documents, splits, and the layout of its batches.
 
-    A .partial folder is described by the progress of its conversion. Of a store that is damaged the exit code is that
+    A .partial folder is described by the progress of its conversion. The exit code of a damaged store is that
     of the damage, as in zb verify; sizes and tables are looked at, and no batch is read.
 
     \b

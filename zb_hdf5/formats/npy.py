@@ -22,7 +22,7 @@ from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import BATCHES, TokenArray
 
 NPY_MISSING: Final = ".npy files hold no digests"
-#: Of arrays that are not read in place.
+#: The end of messages about arrays that are not read in place.
 UNREAD_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
 #: The bytes of a header before its text: the magic, the version and the length of the text.
 FIRST_BYTES: Final = 10

@@ -329,7 +329,7 @@ class Holder(ABC):
         backend
             The format that is asked for, or "auto".
         read_as
-            How files are read that do not say it themselves.
+            How files are read that do not tell it themselves.
         split
             The split that is asked for, for a holder whose look opens each file.
         """

@@ -71,7 +71,7 @@ def open_reader(
         batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
         `reader.verified` names the reads that are compared.
     read_as
-        How files are read that do not say it themselves: HDF5 files of other programs, files without a header, and
+        How files are read that do not tell it themselves: HDF5 files of other programs, files without a header, and
         digests that were made of either. See `ReadAs`.
     split
         Split whose shards alone are read: "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or

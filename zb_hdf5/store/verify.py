@@ -231,7 +231,7 @@ def verify_store(
     split
         Split of a store, or of a folder of files whose names tell them, that alone is checked; None: all of them.
     read_as
-        How files are read that do not say it themselves, and the digests that were made of them.
+        How files are read that do not tell it themselves, and the digests that were made of them.
     workers
         Threads; by default one per core that this process may use. Hashing and reading release the interpreter lock.
     progress

@@ -176,6 +176,38 @@ def test_every_option_in_a_block_is_one_of_its_command(page):
     assert not [(line, unknown) for line in lines if (unknown := unknown_options(line))]
 
 
+#: Options in prose that belong to programs of others: Slurm, torchrun, h5py, and the trainers that a page is about.
+OF_OTHERS = {
+    *(
+        "--array",
+        "--ntasks",
+        "--nproc-per-node",
+        "--reset-attention-mask",
+        "--data-path",
+        "--compression",
+        "--validate",
+    ),
+    *("--checkpoint", "--dataloader-type", "--dataloader-save", "--no-create-attention-mask-in-dataloader"),
+    "--eval-iters",
+}
+
+
+def test_every_option_in_prose_is_one_of_a_command_or_of_a_program_of_the_project():
+    commands = [command for _, command in commands_of(zb)] + [convert_any]
+    known = {name for each in commands for param in each.params for name in (*param.opts, *param.secondary_opts)}
+    for folder in ("examples", "benchmarks"):
+        for program in (ROOT / folder).glob("*.py"):
+            known |= set(re.findall(r"\"(--[a-z][\w-]*)\"", program.read_text(encoding="utf-8")))
+    found = {
+        (page, option)
+        for page, text in TEXT.items()
+        for words in re.findall(r"`([^`\n]+)`", outside_of_blocks(text))
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", words)
+    }
+    assert len(found) > 100
+    assert not [each for each in sorted(found) if each[1] not in known | OF_OTHERS | {"--help", "--version"}]
+
+
 @pytest.mark.parametrize("name", ["demo", "test", "bench", "docs"])
 def test_documented_make_targets_exist(name):
     assert any(f"make {name}" in text for text in TEXT.values())

@@ -32,15 +32,13 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.holders import Opening, look
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
-from zb_hdf5.store.opening import (
-    open_for_loader,
-    open_stream,
-)
+from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.window_reader import WindowReader
@@ -67,7 +65,7 @@ def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
     if split is None:
         opening.splits_there()  # names what a loader would refuse
     if opening.layout == STREAM_LAYOUT:
-        with open_stream(path, read_as=read_as, split=split) as stream:
+        with opening.open_windows(opening.stream_index(), Windows.of(1, 1)) as stream:
             index = stream.index if find_index(path) else None
             return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
     with opening.open() as reader:

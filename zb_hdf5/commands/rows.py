@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,8 +24,8 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.holders import look
-from zb_hdf5.store.opening import open_reader, open_stream
+from zb_hdf5.store.holders import Shape, look
+from zb_hdf5.store.opening import open_found
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -143,12 +144,13 @@ def open_to_look(
     split: str | None = None,
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    if look(path, read_as=read_as, split=split).layout == STREAM_LAYOUT:
-        with open_stream(path, read_as=read_as, split=split) as store:
-            length = min(STREAM_SEQ_LEN, max(1, store.num_tokens))
-        batch_size = batch_size or 1
-        seq_len = seq_len or length
-    return open_reader(path, batch_size=batch_size, seq_len=seq_len, read_as=read_as, split=split)
+    opening = look(path, read_as=read_as, split=split, shape=Shape(batch_size, seq_len))
+    if opening.layout != STREAM_LAYOUT:
+        return open_found(opening)
+    index = opening.stream_index()
+    length = min(STREAM_SEQ_LEN, max(1, index.token_count))
+    shape = Shape(batch_size or 1, seq_len or length)
+    return open_found(replace(opening, shape=shape), index=index)
 
 
 def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:

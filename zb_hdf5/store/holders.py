@@ -149,25 +149,22 @@ class Opening:
         splits = (DEFAULT_SPLIT,) * len(columns)
         return replace(self, holder=ForeignHolder.name, column=None, foreign=columns, splits=splits)
 
-    def open(self) -> BatchReader:
-        """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`."""
+    def open(self, index: ShardIndex | None = None) -> BatchReader:
+        """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`.
+
+        Parameters
+        ----------
+        index
+            The index of its stream, if it is known; None: look into its files.
+        """
         if self.layout == BATCHES_LAYOUT:
             return holder_named(self.holder).open_batches(self)
-        index = self.stream_index()
+        if index is None:
+            index = self.stream_index()
         batch_size, seq_len, overlap = self.shape
         if batch_size is None or seq_len is None:
             raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
-        if self.verify == "store":
-            self.compare_digests()
-        reader = WindowReader(
-            self.path,
-            index,
-            Windows.of(batch_size, seq_len, overlap),
-            access=self.access,
-            verify=self.verify,
-            read_as=self.read_as,
-            columns=self.columns,
-        )
+        reader = self.open_windows(index, Windows.of(batch_size, seq_len, overlap))
         if not reader.num_records:
             reader.close()
             more = f" and {overlap} more" if overlap else ""
@@ -175,6 +172,20 @@ class Opening:
                 f"{self.path}: {reader.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
             )
         return reader
+
+    def open_windows(self, index: ShardIndex, windows: Windows) -> WindowReader:
+        """Return the reader of windows over the files of its stream, which may be too short for one."""
+        if self.verify == "store":
+            self.compare_digests()
+        return WindowReader(
+            self.path,
+            index,
+            windows,
+            access=self.access,
+            verify=self.verify,
+            read_as=self.read_as,
+            columns=self.columns,
+        )
 
     def splits_there(self) -> list[str | None]:
         """Return the splits of a path whose files are all opened, that for training first; [None] if none are told.

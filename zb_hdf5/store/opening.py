@@ -21,6 +21,7 @@ from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.holders import Opening, Shape, look
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.token_stream import TokenStream
 
 if TYPE_CHECKING:
@@ -110,13 +111,20 @@ def open_reader(
         split=split,
         shape=Shape(batch_size, seq_len, overlap),
     )
+    return open_found(opening, cache)
+
+
+def open_found(
+    opening: Opening, cache: str | os.PathLike[str] | Cache | None = None, index: ShardIndex | None = None
+) -> BatchReader:
+    """Open what a look has found, as `open_reader` does; `index` is that of its stream, if it is known."""
     _refuse_shape_of_windows(opening)
-    reader = _open_cached(opening, cache)
+    reader = _open_cached(opening, cache, index)
     with on_failure(reader.close):
         _require_shape(opening, reader)
         if reader.rest and not reader.num_batches:
             raise ArgumentError(
-                f"{path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
+                f"{opening.path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
                 f"{reader.seq_len:,}; pass a smaller batch_size"
             )
     return reader
@@ -235,14 +243,16 @@ def open_for_loader(
     return _open_cached(opening, cache)
 
 
-def _open_cached(opening: Opening, cache: str | os.PathLike[str] | Cache | None) -> BatchReader:
+def _open_cached(
+    opening: Opening, cache: str | os.PathLike[str] | Cache | None, index: ShardIndex | None = None
+) -> BatchReader:
     """Return the reader, with a cache in front of it if there is one."""
     if cache is None:
-        return opening.open()
+        return opening.open(index)
     from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
 
     folder = Cache.of(cache)
-    reader = opening.open()
+    reader = opening.open(index)
     with on_failure(reader.close):
         folder.attach(reader)
     return reader

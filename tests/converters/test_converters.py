@@ -563,7 +563,7 @@ def test_damage_is_no_reason_to_lose_what_was_there(number, tmp_path):
 def test_a_store_with_something_missing_or_a_dataset_too_many_is_refused(source, tmp_path):
     succeed("npy-to-hdf5", source, tmp_path / "store", *SHAPE, "--shards", 3)
     dataset = (tmp_path / "store", tmp_path / "out", "--dataset", "nothing")  # which is of a file
-    refused = f"{tmp_path / 'store'}: dataset='nothing' needs an HDF5 file, found a folder"
+    refused = f"{tmp_path / 'store'}: --dataset nothing needs an HDF5 file, found a folder"
     assert refused in fail(1, "hdf5-to-batch", *dataset)
     for missing in ("shard-00001-of-00003.h5", INDEX_NAME):
         (tmp_path / "store" / missing).unlink()

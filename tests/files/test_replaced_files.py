@@ -17,7 +17,7 @@ from interrupted import ended_after
 from packed import write_packed
 from reading import reading
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ZbError, convert, open_stream, train_tokenizer
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ReadAs, ZbError, convert, open_stream, train_tokenizer
 from zb_hdf5.errors import ExistsError, FormatError
 from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.store.repair import repair_file
@@ -239,10 +239,10 @@ def test_the_mask_of_old_ids_of_olmo_goes_with_them(sources, tmp_path):
     path, mask = tmp_path / "token_ids_part_0.npy", tmp_path / "labels_mask_part_0.npy"
     for seed in (0, 1):
         convert(sources / f"stream-{seed}.h5", "olmo", path, tokens_only=True, force=seed == 1)
-        with open_stream(path, source_dtype="uint16") as stream:
+        with open_stream(path, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert stream.fields == ()
         mask.write_bytes(bytes(path.stat().st_size // 2))
-        with open_stream(path, source_dtype="uint16") as stream:
+        with open_stream(path, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert [field.name for field in stream.fields] == ["loss_mask"]
 
 

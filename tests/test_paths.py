@@ -51,6 +51,7 @@ def made(tmp_path_factory, write_file, write_store):
     (folder / "npy").mkdir()
     for name in ("a", "b"):
         np.save(folder / "npy" / f"{name}.npy", ROWS.reshape(-1))
+    zb_hdf5.write_digests(folder / "npy", folder / "npy.json")
     documents = (json.dumps({"text": f"document {k} " * 30}) + "\n" for k in range(40))
     (folder / "text.jsonl").write_text("".join(documents))
     table = pytest.importorskip("pyarrow").table
@@ -85,6 +86,10 @@ READERS = {
     "MmapTokenStore": ("stream.h5", zb_hdf5.MmapTokenStore),
     "DatasetLoader": ("npy", lambda path: zb_hdf5.DatasetLoader(2, 64, 0, 1, path)),
     "TextLoader": ("parquet", lambda path: zb_hdf5.TextLoader(path, **TEXT, **ALONE)),
+    "ReadAs": (
+        "npy.json",
+        lambda path: zb_hdf5.open_stream(os.fspath(path).removesuffix(".json"), read_as=zb_hdf5.ReadAs(digests=path)),
+    ),
     "verify_store": ("x.h5", zb_hdf5.verify_store),
     "verify_store of a store": ("store", zb_hdf5.verify_store),
     "verify_store of a stream": ("streams", zb_hdf5.verify_store),
@@ -132,6 +137,8 @@ WRITERS = {
         lambda path, made: zb_hdf5.ShardedTokenizationPipeline(["a text"]).run(path),
     ),
     "a cache": ("cache", lambda path, made: zb_hdf5.open_reader(made / "store", cache=path).close()),
+    "Cache": ("cache", lambda path, made: zb_hdf5.open_reader(made / "store", cache=zb_hdf5.Cache(path)).close()),
+    "Cache.of": ("cache", lambda path, made: zb_hdf5.open_reader(made / "store", cache=zb_hdf5.Cache.of(path)).close()),
     "write_digests": ("digests.json", lambda path, made: zb_hdf5.write_digests(made / "npy", path)),
     "train_tokenizer": ("tok.json", lambda path, made: train(path, made)),
 }

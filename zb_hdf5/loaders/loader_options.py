@@ -1,6 +1,6 @@
 """The options of the loaders for type checkers, which see a wrong name, word or kind of value before a run does.
 
-Nothing of this is imported when a program runs. A test compares it with the signatures.
+A program imports none of it, unless it names `LoaderOptions` for a configuration. A test compares it with the code.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TokenBatch: TypeAlias = "torch.Tensor"
 PairBatch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
-class DocumentStep(TypedDict, total=False):
-    """A step with `documents` or `spans`: the values that were asked for, by their names."""
+class DocumentStep(TypedDict):
+    """A step with `documents` or `spans`, which has those of these values that were asked for."""
 
     tokens: torch.Tensor
     targets: torch.Tensor

@@ -143,6 +143,14 @@ def test_lengths_that_do_not_fit_name_the_row(tmp_path):
     )  # fmt: skip
 
 
+def test_a_negative_length_is_named(tmp_path):
+    to_parquet(tmp_path / "a.parquet", pa.table({"input_ids": [[1], [1, 2, 3]], "seq_lengths": [[1], [4, -1]]}))
+    is_refused(
+        errors.ConvertError, lambda: convert(tmp_path / "a.parquet", "stream", tmp_path / "out"),
+        match=r"row 2 of .*a\.parquet: column 'seq_lengths': expected lengths of at least 0, found -1",
+    )  # fmt: skip
+
+
 def documents_of(name, values):
     """Return the lengths of the documents of one row: a slow reference."""
     if name == "attention_mask":

@@ -79,8 +79,11 @@ def _require_lengths(values: npt.NDArray[Any], owners: npt.NDArray[Any], lengths
     """Raise `DocumentsError` unless the lengths of the documents of each row are those of its ids."""
     sums = np.zeros(len(lengths), np.int64)
     np.add.at(sums, owners, values.astype(np.int64))
+    is_negative = values < 0
+    if is_negative.any():
+        place = int(np.flatnonzero(is_negative)[0])
+        raise DocumentsError(int(owners[place]), f"expected lengths of at least 0, found {values[place]:,}")
     is_wrong = sums != lengths
-    is_wrong[owners[values < 0]] = True
     if is_wrong.any():
         row = int(np.flatnonzero(is_wrong)[0])
         raise DocumentsError(row, f"expected lengths of {lengths[row]:,} ids together, found {sums[row]:,}")

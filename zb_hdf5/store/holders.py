@@ -99,8 +99,9 @@ class Opening:
         The split of each of these.
     files
         The files of a flat format that the look has found; (): they are still to be found.
-    first
-        The facts of the first of these that is read, where they may hold records; None: of another format.
+    in_split, first
+        Those of the split that is read, and the facts of the first of them, where they may hold records; None: they are
+        of another format.
     shape
         The shape of batches as it is asked for.
     access, verify, split, read_as
@@ -116,6 +117,7 @@ class Opening:
     foreign: tuple[Column, ...] = ()
     splits: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    in_split: SplitFiles | None = None
     first: FlatTokens | None = None
     shape: Shape = ANY_SHAPE
     access: str = "auto"
@@ -457,9 +459,11 @@ class FlatHolder(Holder):
         flat = flat_format(self.name)
         if not files or flat is None or not flat.holds_records:
             return found
-        first = flat.look(SplitFiles.at([path], files, split).files[0])
+        in_split = SplitFiles.at([path], files, split)
+        first = flat.look(in_split.files[0])
         first.require_axes(read_as.axes)
-        return replace(found, first=first, layout=STREAM_LAYOUT if first.record_tokens is None else BATCHES_LAYOUT)
+        found = replace(found, in_split=in_split, first=first)
+        return replace(found, layout=STREAM_LAYOUT if first.record_tokens is None else BATCHES_LAYOUT)
 
     def files(self, opening: Opening) -> list[Path]:
         return list(opening.files) or flat_files(self.name, opening.path, opening.read_as)
@@ -485,7 +489,7 @@ class FlatHolder(Holder):
         """
         read_as = opening.read_as
         flat = flat_format(self.name, read_as)
-        files, splits = SplitFiles.at([opening.path], self.files(opening), opening.split)
+        files, splits = opening.in_split or SplitFiles.at([opening.path], self.files(opening), opening.split)
         if flat is None or not files:
             row = row_named(self.name)
             suffix = "" if row is None else f"{row.suffixes[0]} "

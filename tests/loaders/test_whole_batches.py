@@ -161,13 +161,13 @@ zb(["report", sys.argv[2], "-o", sys.argv[3], "--quiet"])
 
 def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descriptors(tmp_path):
     np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
-    convert(tmp_path / "t.npy", "batch", tmp_path / "store", batch_size=1, shards=30)
+    convert(tmp_path / "t.npy", "batch", tmp_path / "store", batch_size=1, shards=80, workers=1)
     write_packed(tmp_path / "packed.h5", [40] * 30)
-    convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=30)
+    convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=20, workers=1)
     paths = tmp_path / "store", tmp_path / "packed", tmp_path / "page.html"
     found = run_program(FEW_FILES_TOGETHER, *paths).stdout.split()
     assert found[0] == found[1]
-    assert int(found[2]) > 30
+    assert int(found[2]) > 20
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")

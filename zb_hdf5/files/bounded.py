@@ -54,6 +54,7 @@ def _long_line(file: BinaryIO, begin: bytes, most: int, path: object) -> bytearr
             break
     if len(line) > most:
         start = file.tell() - len(line)
+        line.clear()  # the traceback of the error would hold it
         raise FormatError(
             f"{path}: expected a line to have at most {format_bytes(most)}, found a longer one from byte {start:,} on; "
             f"if it is right, export {BOUND_VARIABLE}=1GiB"

@@ -105,8 +105,9 @@ def read_index(folder: Path) -> Entry:
 
 def json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds; `FormatError` if it is none."""
+    data = read_whole(path)
     try:
-        found = json.loads(read_whole(path))
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: expected JSON: {error}") from error
     if not isinstance(found, dict):

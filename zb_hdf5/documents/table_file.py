@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import RemotePath, any_path, open_file, require_bytes
+from zb_hdf5.files.paths import RemotePath, access_to_tables, any_path, open_file, require_bytes
 from zb_hdf5.files.publishing import replaced
 from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.hdf5.h5_attributes import require_version, text_of
@@ -136,7 +136,8 @@ class TableFile:
         if verify != "none":
             self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
         self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
-        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity, access)
+        local_access = access_to_tables(access)
+        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity, local_access)
 
     def __contains__(self, name: str) -> bool:
         return name in self._datasets

@@ -384,6 +384,12 @@ def files_at_hand(most: int) -> int:
     return max(1, min(most, (soft - least_room(soft)) // (4 * DESCRIPTORS_PER_MAPPED_FILE)))
 
 
+def access_to_tables(access: str) -> str:
+    """Return the access to tables: "pread" for a process of few descriptors, which views of mappings would hold."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return "pread" if 0 <= hard < SPARE_DESCRIPTORS else access
+
+
 @cache
 def _max_mappings() -> int:
     try:

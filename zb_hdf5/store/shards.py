@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, stored
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, on_failure
+from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, on_failure
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
@@ -56,6 +56,8 @@ from zb_hdf5.trainers.trainer_formats import format_without_digests
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
 
+#: The part of a read that is in one file.
+_Part = TypeVar("_Part")
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
 
@@ -196,10 +198,17 @@ class Sharded(Tokens):
                 parts.setdefault(number, []).append((within, out[done : done + left]))
                 firsts.setdefault(number, start + done)
                 done += min(left, len(out) - done)
-        reads = [(self.open_file(number, firsts[number]), mine) for number, mine in parts.items()]
-        together = len(reads) > 1 and read_together(reads)
-        for file, mine in reads:
-            (file.compare if together else file.read)(mine)
+        for some in self._groups([*parts]):
+            reads = [(self.open_file(number, firsts[number]), parts[number]) for number in some]
+            together = len(reads) > 1 and read_together(reads)
+            for file, mine in reads:
+                (file.compare if together else file.read)(mine)
+
+    def _groups(self, parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+        """Yield the parts of a read, one of each file, whose files are open together: all, if these are objects."""
+        most = len(parts) if self.wait is Wait.FAR else files_at_hand(len(parts))
+        for start in range(0, len(parts), max(1, most)):
+            yield parts[start : start + most]
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         if self.wait is Wait.LOCAL and not self.residency.in_memory:
@@ -216,7 +225,7 @@ class Sharded(Tokens):
         rows = np.empty_like(out)
         numbers = self._firsts.searchsorted(ascending, side="right") - 1
         crossing = ascending + out.shape[1] > np.array(self._starts)[numbers + 1]
-        reads: list[tuple[Tokens, npt.NDArray[np.int64], TokenArray]] = []
+        parts: list[tuple[int, int, int]] = []
         stop = 0
         for (number, crosses), group in groupby(zip(numbers.tolist(), crossing.tolist(), strict=True)):
             start = stop
@@ -224,13 +233,23 @@ class Sharded(Tokens):
             if crosses:
                 self.read(zip(ascending[start:stop].tolist(), rows[start:stop], strict=True))
             else:
-                file = self.open_file(number, int(ascending[start]))
-                reads.append((file, ascending[start:stop] - self._starts[number], rows[start:stop]))
+                parts.append((number, start, stop))
+        for together in self._groups(parts):
+            self._gather_parts(together, ascending, rows)
+        out[order] = rows
+        self.flat()  # for the next gather
+
+    def _gather_parts(
+        self, parts: Iterable[tuple[int, int, int]], starts: npt.NDArray[np.int64], rows: TokenArray
+    ) -> None:
+        """Fill rows from some files: a part is the number of a file, and the first row and the end of its rows."""
+        reads = [
+            (self.open_file(number, int(starts[first])), starts[first:stop] - self._starts[number], rows[first:stop])
+            for number, first, stop in parts
+        ]
         if not read_together([(file, zip(within.tolist(), some, strict=True)) for file, within, some in reads]):
             for file, within, some in reads:
                 file.gather(within, some)
-        out[order] = rows
-        self.flat()  # for the next gather
 
     def flat(self) -> TokenArray | None:
         """Return all tokens of few files as one view: mapped side by side, once all are open; else None."""

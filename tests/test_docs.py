@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 import shutil
@@ -277,6 +278,47 @@ def test_the_index_links_every_page_and_its_headings_are_the_navigation_of_the_s
     pages = [page for pages in parts.values() for page in pages]
     assert sorted(f"{page}.md" for page in pages) == sorted(name_of(page) for page in PAGES if page.name != "index.md")
     assert {f"{page}.md" for page in pages} == pages_linked_in(TEXT["index.md"])
+
+
+def test_the_drawing_of_the_readme_is_what_loaders_give(tmp_path):
+    """48 records in 3 shards; 8 ranks take two steps, and 4 ranks go on from their state."""
+    lines = re.findall(
+        r"^(shuffled order|(\d) ranks, step \d) +((?: ?\d+ ?)+)(?: .*)?$", TEXT["README.md"], re.MULTILINE
+    )
+    drawn = [(int(ranks or 0), [int(number) for number in numbers.split()]) for _, ranks, numbers in lines]
+    np.save(tmp_path / "tokens.npy", np.repeat(np.arange(48, dtype="<u2"), 4).reshape(48, 4))
+    zb_hdf5.convert(tmp_path / "tokens.npy", "hdf5", tmp_path / "h5", batch_size=4, seq_len=4, shards=3)
+    assert len(list((tmp_path / "h5").glob("shard-*.h5"))) == 3
+    how = {"shuffle": "records", "seed": 42, "batch_size": 1}
+    (_, order), *steps = drawn
+    assert [ranks for ranks, _ in steps] == [8, 8, 4, 4]
+    assert order == [number for _, numbers in steps for number in numbers]
+    state = None
+    for ranks in (8, 4):
+        loaders = [zb_hdf5.Loader(tmp_path / "h5", rank=rank, world_size=ranks, **how) for rank in range(ranks)]
+        for loader in loaders if state else ():
+            loader.load_state_dict(state)
+        for _, numbers in [step for step in steps if step[0] == ranks]:
+            assert [int(next(loader)[0, 0]) for loader in loaders] == numbers
+        state = loaders[0].state_dict()
+        for loader in loaders:
+            loader.close()
+        assert ranks == 4 or f'{{"position": {state["position"]}, "seed": {state["seed"]}, ...}}' in TEXT["README.md"]
+
+
+#: Pages that give a speed, or lead to one.
+SPEEDS = ("README.md", "index.md", "questions.md", "speed.md", "text.md")
+
+
+def test_all_speeds_are_of_one_file_of_one_run():
+    report = json.loads((ROOT / "docs" / "report" / "report.json").read_text(encoding="utf-8"))
+    [table] = [table for table in report["tables"] if table["title"] == "Other loaders: whole batches"]
+    rates = {f"{32 * 512 / row['figures']['later, µs'][0]:,.0f}" for row in table["rows"]}
+    for page in SPEEDS:
+        assert "report/report.json" in links_of(TEXT[page]) or "docs/report/report.json" in links_of(TEXT[page]), page
+        found = re.findall(r"(?<![\d.])(\d[\d,]+) million", outside_of_blocks(TEXT[page]))
+        assert set(found) <= rates, page
+    assert not [page for page in TEXT if page != "report.md" and "M tokens/s" in TEXT[page]]
 
 
 def first_words_in(header):

@@ -306,6 +306,22 @@ def test_the_drawing_of_the_readme_is_what_loaders_give(tmp_path):
         assert ranks == 4 or f'{{"position": {state["position"]}, "seed": {state["seed"]}, ...}}' in TEXT["README.md"]
 
 
+#: Words that people search for.
+SEARCHED = ("corrupt", "deterministic", "out of memory", "hangs", "Llama 3 vocabulary", "Windows")
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_the_search_of_the_site_finds_a_question_in_these_words(words):
+    """It ranks headings first, unless a word is in no other page: then it takes it for a part of other words."""
+    headings = re.findall(r"^### (.*)", TEXT["questions.md"], re.MULTILINE)
+    wanted = [re.compile(rf"\b{word}\b") for word in words.split()]
+    assert [heading for heading in headings if all(word.search(heading) for word in wanted)]
+    others = "".join(
+        outside_of_blocks(text) for page, text in TEXT.items() if page not in ("README.md", "questions.md")
+    )
+    assert all(word.search(others) for word in wanted)
+
+
 #: Pages that give a speed, or lead to one.
 SPEEDS = ("README.md", "index.md", "questions.md", "speed.md", "text.md")
 

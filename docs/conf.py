@@ -7,12 +7,18 @@ them: each heading of `index.md` is a part of it, with the pages that are linked
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click import Option
 
 from zb_hdf5.option_groups import GroupedCommand
 from zb_hdf5.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+import for_agents
+from for_agents import BLOB, navigation
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -30,7 +36,8 @@ extensions = [
     "numpydoc",
     "sphinx_click",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "agents"]
+html_extra_path = ["agents"]  # llms.txt at the root of the site, where agents look for it
 templates_path = ["_templates"]
 highlight_language = "bash"  # of blocks that name no language: lines to type, and what they print
 
@@ -56,21 +63,7 @@ html_theme_options = {
     "footer_end": [],
 }
 
-#: The place of the project's files that are no pages.
-BLOB = "https://github.com/zb-hdf5/zb_hdf5/blob/main/"
 HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
-
-
-def navigation(text: str) -> dict[str, list[str]]:
-    """Return the pages that each heading of the index page has below it, in their order, each page once."""
-    parts: dict[str, list[str]] = {}
-    met: set[str] = set()
-    for heading, below in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE):
-        pages = [page for page in re.findall(r"\]\(([\w/]+)\.md\)", below) if page not in met]
-        met.update(pages)
-        if pages:
-            parts[heading] = list(dict.fromkeys(pages))
-    return parts
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -105,5 +98,6 @@ def show_options(app: Sphinx, context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> None:
+    for_agents.main()
     app.connect("source-read", prepare)
     app.connect("sphinx-click-process-options", show_options)

@@ -270,11 +270,30 @@ def test_the_readme_is_short_and_links_the_main_pages_and_the_index():
     assert len(TEXT["README.md"].splitlines()) <= 160 + len(links_of(TEXT["README.md"]))
 
 
+def script_of_the_docs(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_files_for_coding_agents_are_made_of_the_pages():
+    for_agents = script_of_the_docs("for_agents")
+    made = for_agents.texts()
+    there = {path.relative_to(for_agents.AGENTS).as_posix() for path in for_agents.AGENTS.rglob("*") if path.is_file()}
+    assert there == made.keys()
+    for name, text in made.items():
+        assert (for_agents.AGENTS / name).read_text(encoding="utf-8") == text, f"{name}: run python docs/for_agents.py"
+        assert not [
+            link for link in links_of(text) if "://" not in link and not (ROOT / link.partition("#")[0]).exists()
+        ]
+    assert pages_linked_in(made["llms.txt"]) == {name_of(page) for page in PAGES} - {"index.md"}
+    assert re.match(r"---\nname: zb-hdf5\ndescription: [^:\n]{50,1000}\n---\n", made["skills/zb-hdf5/SKILL.md"])
+    assert blocks_of(TEXT["README.md"])[0] in made["skills/zb-hdf5/SKILL.md"]
+
+
 def test_the_index_links_every_page_and_its_headings_are_the_navigation_of_the_site():
-    spec = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
-    conf = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conf)
-    parts = conf.navigation(TEXT["index.md"])
+    parts = script_of_the_docs("for_agents").navigation(TEXT["index.md"])
     pages = [page for pages in parts.values() for page in pages]
     assert sorted(f"{page}.md" for page in pages) == sorted(name_of(page) for page in PAGES if page.name != "index.md")
     assert {f"{page}.md" for page in pages} == pages_linked_in(TEXT["index.md"])
@@ -538,9 +557,7 @@ def test_what_a_message_installs_is_the_package_and_no_folder_of_a_checkout():
 
 def test_the_pictures_show_what_the_commands_print_now():
     """And are small; `make pictures` makes them again."""
-    spec = importlib.util.spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
+    pictures = script_of_the_docs("pictures")
     for name, text in pictures.terminals().items():
         assert (pictures.PICTURES / name).read_text(encoding="utf-8") == text, f"{name}: run make pictures"
     assert all(path.stat().st_size < 100_000 for path in pictures.PICTURES.iterdir())

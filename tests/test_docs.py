@@ -270,6 +270,15 @@ def test_the_readme_is_short_and_links_the_main_pages_and_the_index():
     assert len(TEXT["README.md"].splitlines()) <= 160 + len(links_of(TEXT["README.md"]))
 
 
+#: Pages for one goal each.
+SHORT = ("train", "arguments", "mixtures", "trainers", "in_place", "documents", "fine_tune")
+
+
+@pytest.mark.parametrize("page", SHORT)
+def test_a_page_for_one_goal_has_at_most_two_screens(page):
+    assert len(TEXT[f"{page}.md"].splitlines()) <= 120
+
+
 def script_of_the_docs(name):
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -401,7 +410,7 @@ def test_a_page_begins_with_what_it_is_for(page):
 
 
 #: Pages whose commands run between their Python examples.
-COMMANDS_RUN = {"coming_from.md", "start.md", "train.md", *TUTORIALS}
+COMMANDS_RUN = {"coming_from.md", "documents.md", "start.md", "train.md", *TUTORIALS}
 #: File or folder of files of another trainer -> its names on the page for those who come from there.
 FILES_OF_TRAINERS = {
     "bin/nanogpt/train.bin": "train.bin",
@@ -434,7 +443,7 @@ def copy_files_of_trainers():
 #: Pages whose examples run in a process each, or beside a server (remote/test_tutorial.py).
 RUN_ELSEWHERE = {"recipes.md", "tutorials/buckets.md"}
 #: Page -> the claims beside its code, at least, that are compared with it.
-CLAIMS = {"README.md": 2, "train.md": 2, "coming_from.md": 1, "tutorials/masks.md": 2}
+CLAIMS = {"README.md": 2, "train.md": 1, "documents.md": 1, "coming_from.md": 1, "tutorials/masks.md": 2}
 #: Pages that take seconds, besides all tutorials.
 SLOW_PAGES = {"coming_from.md"}
 
@@ -484,7 +493,7 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
     names = {"step": seen.append, "tokenized": lambda: tokens, "documents": lambda: tokens[0], "__name__": "__main__"}
     compared = run_page(TEXT[page], names, capsys, with_commands=page in COMMANDS_RUN)
     assert compared >= CLAIMS.get(page, 0)
-    steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens) + 20}
+    steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens), "mixtures.md": 20}
     steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
 
@@ -518,7 +527,7 @@ def test_each_array_on_the_pages_has_as_many_jobs_as_parts():
 
 
 def test_the_keys_that_documents_give_are_those_of_the_page_and_of_the_docstring(tmp_path):
-    [row] = re.findall(r"^\| (.*?) \|.*`documents=True` asks for these two", TEXT["train.md"], re.MULTILINE)
+    [row] = re.findall(r"^\| (.*?) \|.*`documents=True` asks for these two", TEXT["documents.md"], re.MULTILINE)
     with zb_hdf5.HDF5ShardWriter(tmp_path / "stream.h5", dtype="uint16") as writer:
         writer.write_document(range(9))
     shape = {"batch_size": 1, "seq_len": 4, "rank": 0, "world_size": 1}

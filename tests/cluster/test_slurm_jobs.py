@@ -219,7 +219,7 @@ def test_a_batch_script_alone_is_one_process(slurm, training_store):
 
 
 def test_the_example(slurm, training_store):
-    page = (ROOT / "docs/train.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^(srun .*examples/train_gpt\.py .*?) +#", page, re.MULTILINE)
     small = "--width 16 --layers 1 --vocab-size 5120 --global-batch 16"
     said = slurm.shell(line.replace("--steps 200", f"--steps 3 {small}"))

@@ -420,7 +420,7 @@ def test_datasets_opens_a_shard_and_a_store_by_the_documented_pattern(tmp_path):
     assert len(found) == 3
     write_stream(tmp_path / "s.h5", np.arange(32), (9, 3, 20))
     convert(tmp_path / "s.h5", "hdf5", tmp_path / "train-h5", batch_size=1, seq_len=4, shards=2)
-    page = (Path(__file__).parents[2] / "docs/train.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/trainers.md").read_text()
     pattern = re.search(r'data_files="train-h5/(.+?)"', page)[1]
     files = str(tmp_path / "train-h5" / pattern)
     found = datasets.load_dataset("hdf5", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))

@@ -107,6 +107,13 @@ def test_impossible_mixtures_are_refused(stores, tmp_path):
     for weights in ({"web": 1}, nothing, {**WEIGHTS, "web": -1}, {**WEIGHTS, "web": float("nan")}):
         with pytest.raises(ArgumentError):
             MixedLoader(stores, weights, **ALONE)
+    mixed = MixedLoader(stores, WEIGHTS, **ALONE)
+    for value in ("0.5", "much", None, float("nan"), [1], np.arange(2), 1j, -1, 10**400):
+        with pytest.raises(ArgumentError, match=r"^weights: expected a number of at least 0 for 'web', found "):
+            mixed.set_weights({**WEIGHTS, "web": value})
+    with pytest.raises(ArgumentError, match="weights must map the names of sources to numbers, found"):
+        mixed.set_weights([*WEIGHTS])
+    mixed.set_weights({**WEIGHTS, "web": np.float32(0.5)})
     write_batches(tmp_path / "other.h5", np.zeros((3, 2, 8), np.uint32))
     with open_reader(tmp_path / "other.h5") as other:
         sources, weights = {"web": stores["web"], "other": other}, {"web": 1, "other": 1}

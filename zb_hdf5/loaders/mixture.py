@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from math import inf, nan
 from operator import add
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class MixedLoader(TokenLoader[BatchT]):
     Raises
     ------
     ArgumentError
-        If names differ, a weight is negative, all are 0, or the sources' batches have different shapes.
+        If names differ, a weight is no number of at least 0, all are 0, or the sources' batches have different shapes.
 
     Notes
     -----
@@ -192,9 +193,11 @@ class MixedLoader(TokenLoader[BatchT]):
         self._schedules = [self._scheduled(weights)]
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
+        if not isinstance(weights, Mapping):
+            raise ArgumentError(f"weights must map the names of sources to numbers, found {weights!r:.80}")
         if set(weights) != set(self.loaders):
             raise ArgumentError(f"expected a weight for each of {sorted(self.loaders)}, found {sorted(weights)}")
-        return tuple(float(weights[name]) for name in self.loaders)
+        return tuple(_weight(name, weights[name]) for name in self.loaders)
 
     def _scheduled(self, weights: Mapping[str, float]) -> Schedule:
         """Return the schedule of weights that hold from now on."""
@@ -409,6 +412,17 @@ class MixedLoader(TokenLoader[BatchT]):
         super().close()
         for loader in self.loaders.values():
             loader.close()
+
+
+def _weight(name: str, value: object) -> float:
+    """Return the weight of a source; `ArgumentError` if it is no number of at least 0."""
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else nan  # a text is none
+    except (TypeError, ValueError, OverflowError):  # an array of several, or a whole number above all floats
+        number = nan
+    if not 0 <= number < inf:
+        raise ArgumentError(f"weights: expected a number of at least 0 for {name!r}, found {shown(value)}")
+    return number
 
 
 def _tail_of(loader: Loader) -> int:

@@ -66,6 +66,8 @@ PAGE_BYTES: Final = 4096
 # --- HDF5 batch store, version 3 -------------------------------------------------------------------------------
 
 HDF5_MAGIC: Final = b"\x89HDF\r\n\x1a\n"
+#: The offsets of the magic: after a block of the user each is twice the one before it; nobody has more than 1 MiB.
+HDF5_OFFSETS: Final = (0, *(512 << doubled for doubled in range(12)))
 HDF5_FORMAT: Final = "zb-batches"
 HDF5_VERSION: Final = 3  # of batch stores and of token streams
 HDF5_LIBVER: Final = ("v110", "v110")  # can enter SWMR, and HDF5 1.10 can still read it

@@ -613,3 +613,63 @@ def test_an_index_names_a_file_once(tmp_path):
         errors.FormatError, lambda: convert(tmp_path / "lit", "stream", tmp_path / "out"),
         match="found none: it was written without TokensLoader; write it again with optimize",
     )  # fmt: skip
+
+
+def hdf5_after(user_block):
+    def write(path):
+        with h5py.File(path, "w", userblock_size=user_block) as h5:
+            h5["tokens"] = IDS
+
+    return write
+
+
+def picture(path):
+    pytest.importorskip("PIL.Image").new("RGB", (32, 32)).save(path)
+
+
+def bytes_of(head):
+    return lambda path: path.write_bytes(head + bytes(512))
+
+
+def sidecar(dtype):
+    def write(path):
+        path.write_bytes(np.arange(96).astype(dtype).tobytes())
+
+    return write
+
+
+#: Name, its writer, and the words of the refusal.
+NO_IDS = {
+    "a.7z": (bytes_of(b"7z\xbc\xaf\x27\x1c\0\4"), "a 7z archive; take its files out of it: 7z x "),
+    "a.gguf": (bytes_of(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)), "a GGUF file; it has no ids"),
+    "a.png": (picture, "PNG"),
+    "a.jpg": (picture, "JPEG"),
+    "a.gif": (picture, "GIF"),
+    "a.webp": (picture, "RIFF"),
+    "a.pdf": (bytes_of(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n"), "PDF"),
+    "a.so": (bytes_of(b"\x7fELF\2\1\1\0"), "ELF"),
+    "classic.nc": (bytes_of(struct.pack(">4sIIII", b"CDF\1", 0, 10, 1, 1)), "netCDF"),
+    "offsets.nc": (bytes_of(struct.pack(">4sIIII", b"CDF\2", 0, 0, 0, 12)), "netCDF"),
+    "data.nc": (bytes_of(struct.pack(">4sQIQ", b"CDF\5", 0, 10, 1)), "netCDF"),
+    "a.mat": (bytes_of(b"MATLAB 5.0 MAT-file, Platform: GLNXA64".ljust(124) + b"\0\1IM"), "MATLAB"),
+    "a.ds.index": (sidecar("<u8"), r"belongs to a file of ids; pass .*a\.ds$"),
+    "a.batch.crc32": (sidecar("<u4"), r"belongs to a file of ids; pass .*a\.batch$"),
+    "a.h5": (hdf5_after(8192), "hdf5"),
+    "b.h5": (hdf5_after(1 << 20), "hdf5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_IDS)
+def test_other_files_are_never_ids_without_a_header(name, tmp_path):
+    write, words = NO_IDS[name]
+    path = tmp_path / name
+    write(path)
+    for dtype in ("uint16", "uint32"):
+        is_refused(
+            errors.ZbError,
+            lambda dtype=dtype: open_stream(path, read_as=ReadAs(source_dtype=dtype)),
+            lambda dtype=dtype: convert(
+                path, "stream", tmp_path / "out", source_dtype=dtype, source_format="bin", tokens_only=True
+            ),
+            match=words,
+        )

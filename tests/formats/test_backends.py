@@ -262,9 +262,10 @@ def test_a_missing_file_is_the_systems_own_error(tmp_path):
     is_refused(FileNotFoundError, lambda: open_reader(tmp_path / "nothing.h5"), match=r"nothing\.h5")
 
 
-def test_hdf5_behind_a_user_block_is_read(tokens, tmp_path, make_stored):
+@pytest.mark.parametrize("num_bytes", [512, 8192])
+def test_hdf5_behind_a_user_block_is_read(num_bytes, tokens, tmp_path, make_stored):
     path = tmp_path / "block.h5"
-    with h5py.File(path, "w", userblock_size=512) as h5, h5py.File(make_stored("hdf5", tmp_path, tokens)) as old:
+    with h5py.File(path, "w", userblock_size=num_bytes) as h5, h5py.File(make_stored("hdf5", tmp_path, tokens)) as old:
         h5.attrs.update(old.attrs)
         for name in old:
             old.copy(name, h5)

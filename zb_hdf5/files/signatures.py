@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from zb_hdf5.files import ways
 from zb_hdf5.files.paths import regular
-from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC
+from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, HDF5_OFFSETS
 
 PARQUET_MAGIC: Final = b"PAR1"
 ARROW_MAGIC: Final = b"ARROW1"
@@ -36,6 +36,15 @@ UINT64: Final = struct.Struct("<Q")
 ARROW_MESSAGE: Final = struct.Struct("<III")
 #: The number of the items of a chunk, and the offset of the first one.
 ITEMS_BEGIN: Final = struct.Struct("<II")
+#: The version, the tensors and the keys of a GGUF file; the number of records and the list of dimensions of netCDF.
+GGUF_BEGIN: Final = struct.Struct("<IQQ")
+GGUF_VERSIONS: Final = range(1, 1 << 8)
+NETCDF_TAGS: Final = (b"\x00\x00\x00\x00\x00\x00\x00\x00", b"\x00\x00\x00\x0a\x00\x00")
+#: The length of a segment of JPEG, and the kinds of the first one.
+JPEG_LENGTH: Final = struct.Struct(">H")
+JPEG_KINDS: Final = bytes((*range(0xE0, 0xF0), 0xDB, 0xC4, 0xFE))
+#: The endings of files that belong to a file of ids, and have none.
+SIDECAR_ENDINGS: Final = (".ds.index", ".batch.crc32")
 #: JSON of numbers alone.
 ONLY_NUMBERS: Final = re.compile(rb"[\d\s,\[\]-]+")
 #: The first objects of pickles of protocols 2 and 3: a list, a dictionary, an array, a tensor.
@@ -133,6 +142,46 @@ def _candidates(start: bytes) -> Iterable[Signature]:
     signed = _BY_FIRST_BYTE.get(start[:1], ())
     may_be_text = not start[:MIN_TEXT_BYTES].translate(None, TEXT_BYTES)
     return (*signed, *_WITHOUT_MAGIC, *(_TEXTS if may_be_text else ()))
+
+
+def _is_hdf5(head: Head) -> bool:
+    """Return whether it is HDF5, whose magic may follow a block of the user."""
+    if any(head.start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
+        return True
+    beyond = (offset for offset in HDF5_OFFSETS if len(head.start) <= offset < head.num_bytes)
+    return any(os.pread(head.fd, len(HDF5_MAGIC), offset) == HDF5_MAGIC for offset in beyond)
+
+
+def _is_gguf(head: Head) -> bool:
+    if len(head.start) < 4 + GGUF_BEGIN.size:
+        return False
+    version, num_tensors, num_keys = GGUF_BEGIN.unpack_from(head.start, 4)
+    return version in GGUF_VERSIONS and max(num_tensors, num_keys) < head.num_bytes
+
+
+def _is_netcdf(head: Head) -> bool:
+    """Return whether the number of records is followed by a list of dimensions, or by none."""
+    return head.start.startswith(NETCDF_TAGS, 12 if head.start[3] == 5 else 8)
+
+
+def _is_jpeg(head: Head) -> bool:
+    """Return whether the first segment is of a known kind, and another one follows it."""
+    if len(head.start) < 6 or head.start[3] not in JPEG_KINDS:
+        return False
+    after = 4 + JPEG_LENGTH.unpack_from(head.start, 4)[0]
+    return os.pread(head.fd, 1, after) == b"\xff"
+
+
+def _is_riff(head: Head) -> bool:
+    return head.start[8:12] in (b"WEBP", b"WAVE", b"AVI ")
+
+
+def _is_elf(head: Head) -> bool:
+    return head.start[4:7] in (b"\x01\x01\x01", b"\x01\x02\x01", b"\x02\x01\x01", b"\x02\x02\x01")
+
+
+def _is_sidecar(head: Head) -> bool:
+    return head.path.name.endswith(SIDECAR_ENDINGS)
 
 
 def _is_parquet(head: Head) -> bool:
@@ -234,7 +283,7 @@ def _is_csv(head: Head) -> bool:
 #: The one table of signatures, in the order in which a file is compared with them.
 SIGNATURES: Final = (
     Signature("a .batch file", (BATCH_MAGIC,)),
-    Signature("an HDF5 file", (HDF5_MAGIC,)),
+    Signature("an HDF5 file", fits=_is_hdf5),
     Signature("a .npy file of numpy", (NPY_MAGIC,)),
     Signature("an .idx file of Megatron", (MEGATRON_MAGIC,)),
     Signature("a Parquet file", (PARQUET_MAGIC,), fits=_is_parquet),
@@ -258,6 +307,17 @@ SIGNATURES: Final = (
     Signature("an ORC file", (b"ORC\x08", b"ORC\n"), ways.of_its_library("pyarrow.orc")),
     Signature("a feather file of version 1", (b"FEA1",), ways.of_its_library("pyarrow.feather")),
     Signature("a file of torch.save", (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",), ways.of_torch),
+    Signature("a 7z archive", (b"7z\xbc\xaf\x27\x1c",), ways.of_7z),
+    Signature("a GGUF file", (b"GGUF",), ways.no_ids, _is_gguf),
+    Signature("a netCDF file", (b"CDF\x01", b"CDF\x02", b"CDF\x05"), ways.of_its_library("netCDF4"), _is_netcdf),
+    Signature("a file of MATLAB", (b"MATLAB 5.0 MAT-file",), ways.of_its_library("scipy.io")),
+    Signature("a picture (PNG)", (b"\x89PNG\r\n\x1a\n",), ways.no_ids),
+    Signature("a picture (JPEG)", (b"\xff\xd8\xff",), ways.no_ids, _is_jpeg),
+    Signature("a picture (GIF)", (b"GIF87a", b"GIF89a"), ways.no_ids),
+    Signature("a picture, a sound or a film (RIFF)", (b"RIFF",), ways.no_ids, _is_riff),
+    Signature("a PDF", (b"%PDF-1.", b"%PDF-2."), ways.no_ids),
+    Signature("a program (ELF)", (b"\x7fELF",), ways.no_ids, _is_elf),
+    Signature("a file that belongs to a file of ids", (), ways.of_sidecar, _is_sidecar),
     Signature("a pickle", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), ways.of_pickle, _is_pickle),
     Signature("a table of text (CSV)", (), ways.of_csv, _is_csv, is_text=True),
     Signature("numbers in JSON", (), ways.of_json, _is_numbers, is_text=True),

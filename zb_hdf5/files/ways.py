@@ -45,6 +45,8 @@ LINES_OF: Final = {
         'read_across_frames=True), "utf-8")',
     ),
 }
+#: The words for a format that has none.
+NO_IDS: Final = "it has no ids: pass the files that have them"
 #: The words for a format that only its own library reads.
 BY_LIBRARY: Final = "write its ids with {name} as Parquet, JSON lines or .npy"
 
@@ -139,6 +141,21 @@ def of_tar(path: Path) -> str:
     """Take the files out of it, into a folder."""
     folder = shlex.quote(f"{path}.files")
     return f"take its files out of it: mkdir {folder} && tar -xf {shlex.quote(str(path))} -C {folder}"
+
+
+def of_7z(path: Path) -> str:
+    """Take the files out of it, into a folder."""
+    return f"take its files out of it: {shlex.join(['7z', 'x', str(path), f'-o{path}.files'])}"
+
+
+def no_ids(_: Path) -> str:
+    """Name the other files: this one has no ids."""
+    return NO_IDS
+
+
+def of_sidecar(path: Path) -> str:
+    """Name the file that has the ids."""
+    return f"pass {path.with_suffix('')}"
 
 
 def of_its_library(name: str) -> Callable[[Path], str]:

@@ -10,7 +10,7 @@ import math
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
 from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open_file
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
 
-#: The magic bytes of every format are in this part of a file.
+#: The magic bytes of nearly every file are in this part of it.
 HEAD_BYTES: Final = 4096
 
 
@@ -44,8 +44,8 @@ class FileFormat:
         "module:class" of the reader and the writer of batches; "": it has none.
     magic_name
         "module:name" of the first bytes of a file; "": only its suffix marks it.
-    magic_offsets
-        The offsets at which the magic bytes may stand.
+    magic_offsets_name
+        "module:name" of the offsets at which the magic bytes may stand; "": they are the first ones.
     holds_batches
         Whether a file has batches, and a folder is a store with a `shards.json`; else records without digests.
     has_axes
@@ -72,7 +72,7 @@ class FileFormat:
     reader = ""
     writer = ""
     magic_name = ""
-    magic_offsets: tuple[int, ...] = (0,)
+    magic_offsets_name = ""
     holds_batches = True
     has_axes = False
     tokens_only = False
@@ -83,6 +83,9 @@ class FileFormat:
 
     def magic(self) -> bytes:
         return _named(self.magic_name) if self.magic_name else b""
+
+    def magic_offsets(self) -> tuple[int, ...]:
+        return _named(self.magic_offsets_name) if self.magic_offsets_name else (0,)
 
     def writer_class(self) -> type[FileWriter]:
         return _named(self.writer)  # type: ignore[no-any-return]
@@ -184,7 +187,7 @@ class HDF5Format(FileFormat):
     reader = "zb_hdf5.formats.h5_reader:HDF5Reader"
     writer = "zb_hdf5.formats.h5_writer:HDF5BatchWriter"
     magic_name = "zb_hdf5.spec:HDF5_MAGIC"
-    magic_offsets = (0, 512, 1024, 2048)  # after a user block HDF5 doubles the offset; nobody uses more
+    magic_offsets_name = "zb_hdf5.spec:HDF5_OFFSETS"
     any_layout: ClassVar = {"layout": None}
 
     def column_of(self, path: Path, read_as: ReadAs) -> Column | None:
@@ -284,10 +287,21 @@ def backend_in(path: Path) -> str:
     """Return the name of the first backend whose magic bytes a file carries; "": none."""
     with open_file(path) as file:
         head = file.read(HEAD_BYTES)
-    for name, row in backends().items():
-        if (magic := row.magic()) and any(head.startswith(magic, offset) for offset in row.magic_offsets):
-            return name
+        for name, row in backends().items():
+            if (magic := row.magic()) and any(
+                head.startswith(magic, offset) if offset < HEAD_BYTES else _has_at(file, path, offset, magic)
+                for offset in row.magic_offsets()
+            ):
+                return name
     return ""
+
+
+def _has_at(file: BinaryIO, path: Path, offset: int, magic: bytes) -> bool:
+    """Return whether a file of this machine has some bytes at an offset: of an object each look is a request."""
+    if isinstance(path, RemotePath):
+        return False
+    file.seek(offset)
+    return file.read(len(magic)) == magic
 
 
 def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> BatchReader:

@@ -226,6 +226,22 @@ def test_documents_that_a_file_cannot_hold_take_no_memory(tmp_path):
     is_refused(FormatError, lambda: documents_of(source), match="docs/1.*were never written")
 
 
+def test_values_whose_tail_was_never_written_are_refused_by_it(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5.create_dataset("values", (100,), "<i4", chunks=(10,), fillvalue=7)[:60] = np.arange(60)
+        h5["offsets"] = np.arange(0, 101, 20)
+    done = run_zb("convert", tmp_path / "x.h5", tmp_path / "o", "--from", "ragged", "--to", "stream", code=1)
+    message = done.stderr.rstrip()
+    assert "values: expected 100 tokens, found that tokens 60 to 99 were never written" in message
+    assert message.endswith("pass --unwritten fill to take the fill value 7 for them")
+    filled = documents_of(open_ragged([tmp_path / "x.h5"], unwritten="fill"))
+    assert filled.tokens[3:] == [[7] * 20] * 2
+    with h5py.File(tmp_path / "x.h5", "r+") as h5:
+        h5["offsets"][4:] = 60  # then all documents were written
+    source = open_ragged([tmp_path / "x.h5"], dataset="values", offsets="offsets")
+    assert [len(each) for each in documents_of(source).tokens] == [20, 20, 20, 0, 0]
+
+
 def test_values_that_are_no_ids_are_refused(tmp_path):
     path = datasets(tmp_path / "x.h5")
     with h5py.File(path, "r+") as h5:

@@ -26,6 +26,7 @@ from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
+from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.formats.inspection import is_ours, look_at
@@ -333,6 +334,15 @@ class _DocumentFile(IdFile):
         """Yield documents, numbered from 0, many at a time."""
 
 
+def _require_ends(path: Path, columns: Sequence[Column]) -> None:
+    """Raise `FormatError` for the first column whose end was never written, of those that do not fit together."""
+    for column in columns:
+        if column.kept is not None:
+            with _opened(path) as h5:
+                stored = h5[column.name]
+                raise never_written(path, stored, column.kept, len(stored), Remedy.FILL)
+
+
 class OffsetFile(_DocumentFile):
     """A file of values, and of the offsets, the ends or the lengths of the documents in them.
 
@@ -375,6 +385,8 @@ class OffsetFile(_DocumentFile):
         if last != self._values.num_tokens or layout.offsets.rpartition("/")[2] in _LENGTH_NAMES:
             self._places = self._places_of_lengths()
         if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
+            if not layout.fills:
+                _require_ends(path, (self._values, self._offsets))
             raise FormatError(
                 f"{path}: {layout.offsets}: expected offsets that end with the {self._values.num_tokens:,} values of "
                 f"{layout.name}, or lengths that add up to them, found {last:,}"

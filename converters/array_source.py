@@ -116,7 +116,7 @@ def _fields_of(files: Sequence[ArrayFile]) -> tuple[Field, ...]:
         if found != first:
             raise ConvertError(
                 f"{file.path}: expected the fields {_in_words(first)} of {files[0].path}, found {_in_words(found)}",
-                remedy=Remedy.TOKENS_ONLY,
+                remedy=Remedy.ONE_KIND,
             )
     return first
 

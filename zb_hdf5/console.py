@@ -69,6 +69,7 @@ TYPED: Final = {
     Remedy.MPI_WORLD: "use srun --mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun "
     "--mpi=list')",
     Remedy.TOKENS_ONLY: "convert to HDF5, or pass --tokens-only to leave them behind",
+    Remedy.ONE_KIND: "write these fields alike in all files, or pass --tokens-only to leave them behind",
     Remedy.DIGESTS: "make a file of digests with 'zb index digests {at} -o FILE', or convert them to a store",
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --list' shows what becomes a store",

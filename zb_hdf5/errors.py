@@ -39,6 +39,7 @@ class Remedy(StrEnum):
     DROP_REMAINDER = "pass remainder='drop'"
     MPI_WORLD = "start the ranks with the process manager that this MPI library was built for"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
+    ONE_KIND = "write these fields alike in all files, or pass tokens_only to leave them behind"
     DIGESTS = "make a file of digests with write_digests, or convert them to a store"
     CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"

@@ -1,9 +1,12 @@
 """Targets from the fields `labels` and `loss_mask`, in the two ways in which trainers write them."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
 import torch
+from commandline import run_zb
 from contents import write_batches, write_stream
 from contract import is_refused
 from reading import reading
@@ -235,6 +238,9 @@ def test_values_that_are_no_targets_are_refused_by_name_and_never_passed_over(ca
     ):
         with pytest.raises(ZbError, match=rf"targets: expected .* {name}, found"):
             read()
+    for file in ("x.h5", "s.h5"):
+        [line] = re.findall("^no targets .*$", run_zb("info", tmp_path / file, code=0).stdout, re.MULTILINE)
+        assert re.search(f"expected .* {name}, found", line)
     with Loader(tmp_path / "x.h5", fields=(name,), **HOW) as loader:
         np.testing.assert_array_equal(next(iter(loader))["tokens"].numpy(), TOKENS[0])
 
@@ -257,6 +263,8 @@ def test_values_beside_foreign_ids_that_do_not_fit_are_refused(name, shape, tmp_
         lambda: MixedLoader({"x": path}, {"x": 1}, targets=True, **reading(how), **HOW),
     ):
         is_refused(ArgumentError, read, match=f"expected one .* for each token in {name}, found ")
+    told = run_zb("info", path, "--dataset", "input_ids", code=0).stdout
+    assert len(re.findall(f"^no targets +expected one .* for each token in {name}, found", told, re.MULTILINE)) == 1
     convert = lambda **more: zb_hdf5.convert(path, "hdf5", tmp_path / "out", **how, workers=1, **more)  # noqa: E731
     is_refused(ConvertError, convert, match=f"expected one number for each token in {name}, found .*tokens_only")
     convert(tokens_only=True, shuffle=False)

@@ -33,6 +33,7 @@ from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
@@ -130,6 +131,7 @@ def _describe(
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
+        **({"target_problem": problem} if (problem := problem_of_targets(opened)) else {}),
         **counts_of_left_out(opening.left_out),
         **({"state": DAMAGED, "exit_code": code_of_damage(damage)} if damage else {}),
     }
@@ -430,6 +432,8 @@ def describe_lines(description: dict[str, Any]) -> Lines:
         lines.append(("left out", f"{counted(d['files_left_out'], 'file')}, the first is {d['first_left_out']}"))
     lines += _document_lines(d)
     lines += _field_lines(d)
+    if "target_problem" in d:
+        lines.append(("no targets", d["target_problem"]))
     lines += _origin_lines(d)
     lines += _split_lines(d)
     lines += _storage_lines(d)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import IGNORED_TARGET
-from zb_hdf5.errors import ArgumentError, FormatError, require_choice
+from zb_hdf5.errors import ArgumentError, FormatError, ZbError, require_choice
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
 from zb_hdf5.formats.batch_reader import BatchReader
 
@@ -53,6 +53,24 @@ def values_of(column: BatchReader, records: npt.NDArray[np.int64]) -> npt.NDArra
     out = np.empty((len(records), column.seq_len), column.dtype)
     column.read_records_into(records, out)
     return out
+
+
+def problem_of_targets(reader: BatchReader) -> str:
+    """Return why no loader takes the fields of targets, by their kinds and the first floats; "": it does, or none are.
+
+    The way of the labels is not looked for, and nothing else is read.
+    """
+    if not has_targets(reader):
+        return ""
+    try:
+        found = StoredTargets(reader, OWN)
+        if any(field.dtype.kind == "f" for field in reader.meta.fields if field.name in found.names):
+            records = np.arange(min(SAMPLED_RECORDS, reader.num_records))
+            tokens = np.zeros((len(records), reader.seq_len), np.int64)
+            found.labels_of(tokens, lambda name: values_of(reader.field(name), records))
+    except ZbError as error:
+        return error.facts.removeprefix(f"{reader.path}: targets: ")
+    return ""
 
 
 class StoredTargets:

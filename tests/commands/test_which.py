@@ -212,7 +212,8 @@ def test_a_step_of_another_split_is_named_also_without_its_name(layout, tmp_path
             shown = "".join(part["text"] for part in found["documents"]).replace("<|endoftext|>", "")
             assert shown == text
         other = "train" if split == "val" else "val"
-        assert "names another store than" in which(tmp_path / "s", *asked, *size, "--split", other, code=1)
+        told = f"the state is of the split {split} of {tmp_path / 's'}, found --split {other}: leave it out"
+        assert told in which(tmp_path / "s", *asked, *size, "--split", other, code=1)
         look = ("--batch", 0, "--batch-size", 2, "--seq-len", 32) if windows else ("--batch", 0)
         with open_reader(tmp_path / "s", split=split, **windows) as reader:
             expected = reader.read_batch(0).reshape(-1).tolist()
@@ -221,6 +222,23 @@ def test_a_step_of_another_split_is_named_also_without_its_name(layout, tmp_path
         rows = report_of(zb, "show", tmp_path / "s", *look, "--split", split, "--all")["rows"]
         assert [token for row in rows for part in row["parts"] for token in part["tokens"]] == expected
     assert "expected a split that" in which(tmp_path / "s", "--batch", 0, "--split", "test", code=2)
+
+
+@pytest.mark.parametrize(("split", "name"), [("train", "train.npy"), ("val", "val.npy"), (None, "train.npy")])
+def test_a_state_of_a_split_of_files_is_found_without_a_note(split, name, tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for file, first in (("train.npy", 0), ("val.npy", 1000)):
+        np.save(folder / file, np.arange(first, first + 64, dtype=np.uint16).reshape(8, 8))
+    how = {"batch_size": 2, "shuffle": "sequential", "rank": 0, "world_size": 1, "split": split}
+    with Loader(folder, **how) as loader:
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    asked = ("which", folder, "--state", tmp_path / "state.json", "--step", 0)
+    done = run_zb(*asked, code=0)
+    assert (done.stderr, done.stdout.count(name)) == ("", 1)
+    told = "all splits" if split is None else f"the split {split}"
+    other = run_zb(*asked, "--split", "train" if split != "train" else "val", code=1)
+    assert f"the state is of {told} of {folder}, found --split" in other.stderr
 
 
 def printed(*arguments):

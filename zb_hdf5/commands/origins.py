@@ -207,19 +207,28 @@ def _opened(
     """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
 
     Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
-    nothing else that it names is of use then.
+    nothing else that it names is of use then; or of another split than the chosen one.
     """
-    refused: StateError
-    try:
-        return _opened_split(store, state, path, batch_size, read_as, split or AUTO_SPLIT)
-    except StateError as error:
-        refused = error
-    for each in look(store, read_as=read_as, split=None).splits_there() if split is None else ():
+    refused: list[StateError] = []
+    for each in [split] if split else _splits_of(store, read_as):
         try:
             return _opened_split(store, state, path, batch_size, read_as, each)
+        except StateError as error:
+            refused.append(error)
+    for each in _splits_of(store, read_as) if split else ():
+        try:
+            _opened_split(store, state, path, batch_size, read_as, each).close()
         except StateError:
             continue
-    raise refused
+        own = "of all splits" if each is None else f"of the split {each}"
+        raise StateError(f"{path}: the state is {own} of {any_path(store)}, found --split {split}: leave it out")
+    raise refused[0]
+
+
+def _splits_of(store: str, read_as: ReadAs) -> list[str | None]:
+    """Return the splits of a store of which a state may be, that for training first; None: all together."""
+    there = look(store, read_as=read_as, split=None).splits_there()
+    return [*there, None] if len(there) > 1 else [AUTO_SPLIT]
 
 
 def _opened_split(

@@ -71,7 +71,7 @@ class Option(NamedTuple):
     def require(self, name: str, value: Any) -> None:
         """Raise `ArgumentError` for a value that is not of this kind."""
         least = {"positive": 1, "size": 1, "natural": 0}.get(str(self.kind))
-        if least is not None and not hasattr(value, "__index__"):
+        if least is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise ArgumentError(f"{name} must be a whole number, found {value!r}", options=[name])
         if least is not None and value < least:
             raise ArgumentError(f"{name} must be at least {least}, found {value}", options=[name])

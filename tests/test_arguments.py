@@ -12,12 +12,14 @@ from contract import is_refused, random_tokens
 
 import zb_hdf5
 from zb_hdf5 import (
+    Cache,
     DocumentLoader,
     FollowingLoader,
     HDF5ShardWriter,
     Loader,
     MixedLoader,
     MmapTokenStore,
+    ReadAs,
     TextLoader,
     convert,
     errors,
@@ -161,7 +163,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("wrong", ["x", 1.5], ids=repr)
+@pytest.mark.parametrize("wrong", ["x", 1.5, True], ids=repr)
 def test_a_number_of_a_loader_is_a_whole_number(name, wrong, place):
     with HDF5ShardWriter("stream.h5") as writer:
         writer.write_documents(np.arange(96), [48, 48])
@@ -169,6 +171,15 @@ def test_a_number_of_a_loader_is_a_whole_number(name, wrong, place):
     with pytest.raises(errors.ArgumentError, match=f"must be a whole number, found {wrong!r}$") as raised:
         NUMBERS[name](wrong)
     assert str(raised.value).split()[0] == name.removeprefix("set_").split()[0]
+
+
+def test_true_is_no_number_of_bytes(tmp_path):
+    for name, call in {
+        "skip_bytes": lambda: ReadAs(source_dtype="uint16", skip_bytes=True),
+        "max_bytes": lambda: Cache(tmp_path, True),
+    }.items():
+        with pytest.raises(errors.ArgumentError, match=f"^{name} must be a whole number of at least ., found True$"):
+            call()
 
 
 def test_a_numpy_seed_gives_the_order_of_the_number(place):

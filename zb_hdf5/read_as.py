@@ -126,7 +126,7 @@ class ReadAs:
                 f"source_dtype must be one of {', '.join(SOURCE_DTYPES)}, found {self.source_dtype!r}",
                 options=["source_dtype"],
             )
-        if not isinstance(self.skip_bytes, int) or self.skip_bytes < 0:
+        if isinstance(self.skip_bytes, bool) or not isinstance(self.skip_bytes, int) or self.skip_bytes < 0:
             raise ArgumentError(
                 f"skip_bytes must be a whole number of at least 0, found {self.skip_bytes!r}", options=["skip_bytes"]
             )

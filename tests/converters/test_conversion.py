@@ -205,6 +205,12 @@ def test_sizes_are_numbers_or_text(text, size):
         Conversion("a", "hdf5", "b", memory="four")
 
 
+@pytest.mark.parametrize("name", ["shard_size", "memory", "batch_size", "seed"])
+def test_true_is_no_number(name):
+    with pytest.raises(ArgumentError, match=f"{name} must be a whole number, found True"):
+        Conversion("a", "hdf5", "b", **{name: True}).require_possible()
+
+
 def test_convert_takes_sizes_as_the_command_does(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(1 << 16, dtype=np.uint16))
     shape = {"seq_len": 64, "batch_size": 4, "workers": 1}

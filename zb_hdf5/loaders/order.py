@@ -12,6 +12,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, repeat
@@ -534,10 +535,10 @@ def records_in(request: Request, records_per_batch: int) -> IndexArray:
 
 def whole_number(name: str, value: object) -> int:
     """Return a value as a Python integer; raise `ArgumentError` with its name if it is not a whole number."""
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentError(f"{name} must be a whole number, found {value!r:.80}") from None
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise ArgumentError(f"{name} must be a whole number, found {value!r:.80}")
 
 
 def whole_seed(seed: object) -> int:

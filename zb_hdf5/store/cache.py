@@ -301,7 +301,9 @@ class Cache:
         object.__setattr__(self, "folder", local_path(self.folder))
         if isinstance(self.max_bytes, str):
             object.__setattr__(self, "max_bytes", parse_size(self.max_bytes))
-        elif self.max_bytes is not None and (not isinstance(self.max_bytes, int) or self.max_bytes < 1):
+        elif self.max_bytes is not None and (
+            isinstance(self.max_bytes, bool) or not isinstance(self.max_bytes, int) or self.max_bytes < 1
+        ):
             raise ArgumentError(f"max_bytes must be a whole number of at least 1, found {self.max_bytes!r}")
 
     @classmethod

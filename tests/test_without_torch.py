@@ -210,3 +210,24 @@ except UnavailableError as error:
     [line] = done.stdout.splitlines()
     assert line.startswith("the package torch is installed, and its import fails: ")
     assert "pip install" not in line
+
+
+def test_a_broken_h5py_is_an_error_in_one_line(tmp_path):
+    (tmp_path / "h5py").mkdir()
+    (tmp_path / "h5py" / "__init__.py").write_text("raise RuntimeError('module compiled against another numpy')\n")
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(512))
+    np.save(tmp_path / "x.npy", TOKENS)
+    code = """
+from commandline import run_zb
+from zb_hdf5 import Loader, UnavailableError
+for words in ("info x.h5", "convert x.npy out --seq-len 16 --batch-size 4"):
+    print(run_zb(*words.split(), code=5).stderr, end="")
+try:
+    Loader("x.h5")
+except UnavailableError as error:
+    print(error)
+"""
+    done = python(code, cwd=tmp_path, env=environment(PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}"))
+    assert done.returncode == 0, done.stderr
+    reason = "the package h5py is installed, and its import fails: RuntimeError: module compiled against another numpy"
+    assert [line.removeprefix("Error: ").partition(";")[0] for line in done.stdout.splitlines()] == [reason] * 3

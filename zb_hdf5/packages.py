@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from zb_hdf5.errors import UnavailableError
 
 if TYPE_CHECKING:
+    import h5py as h5py
     import torch
+
+
+def __getattr__(name: str) -> Any:
+    """Import h5py when a module takes it from here: a broken one is an error in one line, as other packages are."""
+    if name != "h5py":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return import_module(name)
+    except Exception as error:  # a broken package raises anything
+        raise no_package(name, f"this needs the package {name}, which zb_hdf5 is installed with", error) from None
 
 
 def require_package(name: str, extra: str) -> Any:

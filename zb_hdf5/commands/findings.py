@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import h5py
-
 from zb_hdf5.commands.description import describe_layout, layout_text
 from zb_hdf5.console import message_of
 from zb_hdf5.errors import UnavailableError
@@ -21,7 +19,7 @@ from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.packages import require_package
+from zb_hdf5.packages import h5py, require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.holders import look

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +17,7 @@ from zb_hdf5.hdf5.h5_attributes import read_marker, text_of
 from zb_hdf5.hdf5.h5_chunks import chunk_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT
 
 

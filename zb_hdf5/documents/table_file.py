@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +23,7 @@ from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.hdf5.h5_attributes import require_version, text_of
 from zb_hdf5.hdf5.h5_dataset import own_dataset
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, handle_of_h5, open_h5_for_reading
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import (
     CRC32,
     NO_SHA256,

@@ -7,14 +7,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import h5py
-
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import LABELS, LOSS_MASK, is_field_name
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
 from zb_hdf5.hdf5.odd_types import way_of_odd_types
+from zb_hdf5.packages import h5py
 from zb_hdf5.read_as import BATCH_AXES, ReadAs, is_a_stream
 from zb_hdf5.spec import BATCHES_LABELS
 

@@ -8,7 +8,6 @@ import threading
 from itertools import accumulate
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +27,7 @@ from zb_hdf5.hdf5.h5_dataset import is_plain
 from zb_hdf5.hdf5.h5_file import h5_damage, handle_of_h5
 from zb_hdf5.hdf5.open_dataset import HANDLES, OpenDataset, close_others, open_dataset
 from zb_hdf5.hdf5.written_rows import runs_between
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import NO_CODEC, TokenArray, as_stored
 
 

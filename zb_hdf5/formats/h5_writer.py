@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import Any, ClassVar, Final
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -37,6 +36,7 @@ from zb_hdf5.hdf5.h5_chunks import chunk_offsets, chunk_runs, chunk_table, creat
 from zb_hdf5.hdf5.h5_file import open_h5
 from zb_hdf5.hdf5.superblock import end_of_file, set_end_of_file
 from zb_hdf5.hdf5.written_file import WriteFailure, WrittenFile, hdf5_writes
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import (
     BATCHES_ATTRIBUTES,
     BATCHES_LABELS,

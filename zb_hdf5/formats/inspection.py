@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
@@ -33,6 +32,7 @@ from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
 from zb_hdf5.hdf5.written_rows import RowRuns, count_of, is_prefix, lacking, never_written, rows_in_both, written_rows
 from zb_hdf5.notes import note
+from zb_hdf5.packages import h5py
 from zb_hdf5.read_as import AS_STORED, FILL, ReadAs
 from zb_hdf5.spec import (
     BATCHES,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import (
     BATCHES_ATTRIBUTES,
     DESCRIPTIONS,

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +15,7 @@ from zb_hdf5.errors import FormatError, UnavailableError, ZbError
 from zb_hdf5.files.codecs import CodedChunks
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.hdf5.h5_dataset import is_plain, own_dataset
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import CODECS, CRC32_CHUNK_ROWS, EXTENTS_CHUNK_ROWS, NO_CODEC, crc32_column, extents_column
 
 

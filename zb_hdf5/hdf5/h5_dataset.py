@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
-
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.paths import require_bytes
 from zb_hdf5.hdf5.h5_attributes import require_version
 from zb_hdf5.hdf5.h5_file import handle_of_h5
+from zb_hdf5.packages import h5py
 from zb_hdf5.spec import HDF5_VERSION, STREAM_LAYOUT, TOKEN_COLUMNS
 
 #: The largest ratio by which zeros and ascending numbers shrink in the common filters.

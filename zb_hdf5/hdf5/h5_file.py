@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
-
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
 from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
 from zb_hdf5.hdf5.odd_types import way_of_odd_types
+from zb_hdf5.packages import h5py
 
 #: How often a growing file is opened that seems to be truncated, and the pause between two tries.
 GROWING_TRIES: Final = 10

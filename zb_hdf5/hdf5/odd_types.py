@@ -6,9 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
-
 from zb_hdf5.files.ways import array_line, quoted, statements_line
+from zb_hdf5.packages import h5py
 
 #: The sizes of integers that numpy has.
 SIZES: Final = (1, 2, 4, 8)

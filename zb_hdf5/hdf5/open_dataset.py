@@ -8,10 +8,9 @@ import weakref
 from pathlib import Path
 from typing import Any, Final
 
-import h5py
-
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.hdf5.h5_file import open_h5_for_reading
+from zb_hdf5.packages import h5py
 
 
 class OpenDataset:

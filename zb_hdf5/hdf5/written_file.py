@@ -13,7 +13,7 @@ from errno import EIO
 from pathlib import Path
 from typing import Final
 
-import h5py
+from zb_hdf5.packages import h5py
 
 _ERRNO: Final = re.compile(r"errno = (\d+)")
 

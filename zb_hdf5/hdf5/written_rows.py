@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import h5py
 import numpy as np
 
 from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.packages import h5py
 
 #: Rows along the first axis, as runs (first, stop) that ascend and do not touch.
 RowRuns: TypeAlias = tuple[tuple[int, int], ...]

@@ -17,7 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -35,6 +34,7 @@ from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.hdf5.written_rows import never_written, written_rows
+from zb_hdf5.packages import h5py
 from zb_hdf5.read_as import FILL, ReadAs
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.text.lacking_text import IDS_COLUMNS

@@ -137,37 +137,41 @@ for how in ({}, {"prefetch": 0}, {"access": "pread"}, {"shuffle": "records"}, un
 """
 
 
-@pytest.mark.parametrize("limit", [24, 32])
-def test_a_store_of_many_files_is_read_under_a_low_limit_of_descriptors(limit, tmp_path):
-    np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
-    convert(tmp_path / "t.npy", "hdf5", tmp_path / "store", batch_size=2, seq_len=8, shards=100)
-    assert run_program(FEW_FILES, tmp_path / "store", limit).stdout.split() == ["200"] * 5
-
-
 #: Reads batches of records of more files than it may open, and the documents of a packed store.
 FEW_FILES_TOGETHER = """
-import resource, sys
-from zb_hdf5 import Loader
 from zb_hdf5.commands.zb import zb
-resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 for how in ({}, {"access": "pread"}):
-    with Loader(sys.argv[1], batch_size=80, shuffle="records", rank=0, world_size=1, **how) as loader:
+    with Loader(sys.argv[3], batch_size=40, shuffle="records", rank=0, world_size=1, **how) as loader:
         print(sum(int(batch.sum()) for batch in loader))
-with Loader(sys.argv[2], documents=True, rank=0, world_size=1) as loader:
+with Loader(sys.argv[4], documents=True, rank=0, world_size=1) as loader:
     print(sum(1 for _ in loader))
-zb(["report", sys.argv[2], "-o", sys.argv[3], "--quiet"])
+zb(["report", sys.argv[4], "-o", sys.argv[5], "--quiet"])
 """
 
 
-def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descriptors(tmp_path):
-    np.save(tmp_path / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
-    convert(tmp_path / "t.npy", "batch", tmp_path / "store", batch_size=1, shards=80, workers=1)
-    write_packed(tmp_path / "packed.h5", [40] * 30)
-    convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=20, workers=1)
+@pytest.fixture(scope="module")
+def hundred_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    np.save(folder / "t.npy", np.arange(1600, dtype=np.uint32).reshape(-1, 8))
+    convert(folder / "t.npy", "hdf5", folder / "store", batch_size=2, seq_len=8, shards=100)
+    return folder / "store"
+
+
+def test_a_store_of_many_files_is_read_under_a_low_limit_of_descriptors(hundred_files):
+    assert run_program(FEW_FILES, hundred_files, 24).stdout.split() == ["200"] * 5
+
+
+def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descriptors(hundred_files, tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(320, dtype=np.uint32).reshape(-1, 8))
+    convert(tmp_path / "t.npy", "batch", tmp_path / "store", batch_size=1, shards=40, workers=1)
+    write_packed(tmp_path / "packed.h5", [40] * 24)
+    convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=16, workers=1)
     paths = tmp_path / "store", tmp_path / "packed", tmp_path / "page.html"
-    found = run_program(FEW_FILES_TOGETHER, *paths).stdout.split()
-    assert found[0] == found[1]
-    assert int(found[2]) > 20
+    program = FEW_FILES + FEW_FILES_TOGETHER
+    *steps, one, other, documents = run_program(program, hundred_files, 32, *paths).stdout.split()
+    assert steps == ["200"] * 5
+    assert one == other == str(sum(range(320)))
+    assert int(documents) > 16
 
 
 @pytest.mark.filterwarnings(f"ignore:{SAME_EPOCH}:UserWarning")

@@ -271,7 +271,10 @@ def test_the_readme_is_short_and_links_the_main_pages_and_the_index():
 
 
 #: Pages for one goal each.
-SHORT = ("train", "arguments", "mixtures", "trainers", "in_place", "documents", "fine_tune")
+SHORT = (
+    *("train", "arguments", "mixtures", "trainers", "in_place", "documents", "fine_tune"),
+    *("convert", "convert_hdf5", "convert_ids", "convert_for_trainers", "forms", "slurm_jobs", "write"),
+)
 
 
 @pytest.mark.parametrize("page", SHORT)

@@ -15,7 +15,7 @@ from zb_hdf5 import Loader
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs/convert.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/slurm_jobs.md").read_text(encoding="utf-8")
 #: The page is written for larger machines than this one. 128 shards, so that there is a middle to stop in.
 SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
 SHARDS = "--shard-size 32KiB"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from contents import names
 
 from zb_hdf5 import ConvertError, ExistsError, StoreMeta, open_writer
 from zb_hdf5.files import publishing
-from zb_hdf5.files.publishing import PartialDirectory, scratch_directory, write_atomically
+from zb_hdf5.files.publishing import PartialDirectory, PartialFile, scratch_directory, write_atomically
 from zb_hdf5.signals import Terminated, unwinding_signals
 from zb_hdf5.store.digests import write_digests
 from zb_hdf5.trainers.trainer_formats import document_targets, document_writer
@@ -78,6 +79,21 @@ def test_a_refused_folder_keeps_the_leftover_of_an_earlier_run(tmp_path):
     with pytest.raises(ExistsError), folder:
         pytest.fail("the rival was not seen")
     assert names(tmp_path / "x.partial") == ["shard-00000-of-00001.h5"]
+
+
+@pytest.mark.parametrize(
+    ("make", "found"), [(os.mkfifo, "a FIFO, a socket or a device"), (Path.touch, "a file"), (Path.mkdir, "a folder")]
+)
+def test_a_name_of_unfinished_data_that_something_else_has_is_refused(make, found, tmp_path):
+    make(tmp_path / "x.partial")
+    words = rf"x\.partial: expected an unfinished {{}} or none, found {found}; remove it$"
+    if make != Path.mkdir:
+        with pytest.raises(ConvertError, match=words.format("folder")), PartialDirectory(tmp_path / "x"):
+            pytest.fail("it was not seen")
+    if make != Path.touch:
+        with pytest.raises(ConvertError, match=words.format("file")):
+            PartialFile(tmp_path / "x")
+    assert names(tmp_path) == ["x.partial"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["fifo", "device"])

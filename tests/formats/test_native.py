@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 import pytest
-from contents import batches_of
+from commandline import one_error, run_zb
+from contents import batches_of, write_batches
 from contract import is_refused, random_tokens
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,3 +169,13 @@ def test_a_file_that_is_cut_is_incomplete_and_a_longer_one_no_batch_file(size, p
 def test_a_sidecar_of_another_length_is_a_format_error(size, path):
     path.with_name("x.batch.crc32").write_bytes(bytes(size))
     is_refused(errors.FormatError, lambda: open_reader(path, verify="batch"), match=f"expected 28 bytes, found {size}")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["fifo", "folder"])
+def test_a_crc32_file_is_a_file(make, tmp_path):
+    write_batches(tmp_path / "x.batch", np.zeros((2, 2, 8), np.uint32))
+    sidecar = tmp_path / "x.batch.crc32"
+    sidecar.unlink()
+    make(sidecar)
+    message = one_error(run_zb("index", "crc32", tmp_path / "x.batch"))
+    assert message == f"{sidecar}: expected a file, found a folder, a FIFO or a device; remove it"

@@ -151,6 +151,8 @@ class PartialFile:
                     refuse_link(path)
                 if error.errno != errno.EEXIST:
                     raise
+                if path.exists() and not path.is_file():
+                    raise _of_other_kind(path, "file") from error
                 with contextlib.suppress(FileNotFoundError), leftover_of_dead_writer(path) as leftover:
                     if is_at(leftover, path):
                         os.unlink(path)
@@ -275,7 +277,10 @@ class LockedFolder:
         """Make the folder, or take over the folder of a dead writer, and take its lock."""
         while True:
             refuse_link(self.partial_path)
-            self.partial_path.mkdir(exist_ok=True)
+            try:
+                self.partial_path.mkdir(exist_ok=True)
+            except FileExistsError as error:
+                raise _of_other_kind(self.partial_path, "folder") from error
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(self.partial_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 if keep_locked(fd, self.partial_path, kind):
@@ -380,6 +385,12 @@ def refuse_link(path: Path) -> None:
             f"{path}: expected a file or folder to write, found a link to {path.readlink()}; name that, or remove the "
             "link"
         )
+
+
+def _of_other_kind(path: Path, expected: str) -> ConvertError:
+    """Return the error of a name of unfinished data that something else has."""
+    found = "a folder" if path.is_dir() else "a file" if path.is_file() else "a FIFO, a socket or a device"
+    return ConvertError(f"{path}: expected an unfinished {expected} or none, found {found}; remove it")
 
 
 def fresh_file(path: Path) -> int:

@@ -248,7 +248,9 @@ def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
 def ensure_crc32_file(reader: BatchReader) -> Path | None:
     """Write the `<path>.crc32` of a file that has none, and return its path; None: it had one."""
     sidecar = crc32_path(reader.path)
-    if sidecar.exists():
+    if sidecar.is_file():
         return None
+    if sidecar.exists():
+        raise FormatError(f"{sidecar}: expected a file, found a folder, a FIFO or a device; remove it")
     write_atomically(sidecar, np.array([crc32_of(batch) for batch in reader], "<u4").tobytes())
     return sidecar

@@ -11,7 +11,7 @@ from contents import write_batches, write_stream
 from reading import begun
 
 import zb_hdf5.loaders.mixture
-from zb_hdf5 import ArgumentError, Loader, MixedLoader, StateError, open_reader
+from zb_hdf5 import ArgumentError, ClosedError, Loader, MixedLoader, StateError, open_reader
 from zb_hdf5.loaders.order import GlobalOrder
 
 SIZES = {"web": 30, "code": 11, "maths": 5}
@@ -134,6 +134,15 @@ def test_a_state_of_other_sources_or_of_another_order_of_them_is_refused(stores)
         with pytest.raises(StateError):
             mixed.load_state_dict(other.state_dict())
     mixed.load_state_dict(json.loads(json.dumps(mixed.state_dict(), sort_keys=True)))
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+def test_closed_sources_are_refused(shuffle, tmp_path):
+    write_batches(tmp_path / "x.h5", np.zeros((8, 2, 8), np.uint32))
+    with open_reader(tmp_path / "x.h5") as reader:
+        pass
+    with pytest.raises(ClosedError, match=r"x\.h5: this reader was closed"):
+        next(iter(MixedLoader({"x": reader}, {"x": 1}, shuffle=shuffle, **ALONE)))
 
 
 def numbers_of(batch):

@@ -597,7 +597,7 @@ class ClosedTokens(Wrapper):
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this reader was closed")
 
-    read = gather = view = ready = look = will_need = will_gather = _refuse  # type: ignore[assignment]
+    read = gather = view = ready = look = announce = will_need = will_gather = _refuse  # type: ignore[assignment]
 
     def close(self) -> None:
         pass

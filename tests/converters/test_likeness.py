@@ -123,10 +123,11 @@ def test_a_source_that_cannot_give_the_dtype_is_refused(tmp_path, tokens):
 
 def test_what_is_no_store_is_refused(tokens, tmp_path):
     write_stream(tmp_path / "s.h5", np.arange(10))
+    np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
     (tmp_path / "empty").mkdir()
     for like, error, match in (
         (tmp_path / "s.h5", ArgumentError, "expected a store of batches, found a token stream"),
-        (tokens, ArgumentError, "expected a store of batches, found a token stream"),
+        (tmp_path / "flat.npy", ArgumentError, "expected a store of batches, found a token stream"),
         (tmp_path / "empty", FormatError, "not a store"),
     ):
         with pytest.raises(error, match=match):
@@ -141,7 +142,6 @@ def test_what_is_no_store_is_refused(tokens, tmp_path):
     assert run_zb("convert", "npy-to-batch", tokens, tmp_path / "out", "--like", tmp_path / "none").exit_code == 2
     with pytest.raises(ArgumentError, match="like belongs to"):
         convert(tokens, "stream", tmp_path / "out", boundary_token_id=3, like=tmp_path / "live")
-    np.save(tmp_path / "flat.npy", ROWS.reshape(-1))
     opened = CutSource([tmp_path / "flat.npy"], CutOptions(boundary_token_id=3))
     with pytest.raises(ArgumentError, match="is for batches, found a target of streams"):
         convert(opened, "stream", tmp_path / "out", like=tmp_path / "live")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import click
@@ -27,6 +28,7 @@ import zb_hdf5
 import zb_hdf5.converters.run
 from zb_hdf5 import ChecksumError, FormatError, HDF5ShardWriter, ShardIndex, UnavailableError, open_reader, open_writer
 from zb_hdf5.commands.description import describe, describe_lines
+from zb_hdf5.commands.findings import HOLES
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import layout_report
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -774,6 +776,41 @@ def test_missing_locks_are_noted(number, tmp_path, tokens, write_file, monkeypat
     assert doctor(path)["locks"]["state"] == "note"
     monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
     assert doctor(path, 5)["locks"]["state"] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("hdf5", "plugin", "holes", "state"),
+    [
+        ("1.14.6", "7.0.0", 38, "ok"),
+        ("2.0.0", "7.0.0", 13, "ok"),
+        ("2.2.0", "7.0.0", 4, "note"),
+        ("2.2.0", "7.1.0", 4, "ok"),
+        ("2.3.0", "10.0", 2, "ok"),
+        ("2.4.0", None, 0, None),
+    ],
+)
+def test_versions_with_holes_and_bugs_are_named(hdf5, plugin, holes, state, tmp_path, tokens, write_file, monkeypatch):
+    def version(package):
+        if plugin is None:
+            raise PackageNotFoundError(package)
+        return plugin
+
+    monkeypatch.setattr(h5py.version, "hdf5_version", hdf5)
+    monkeypatch.setattr(h5py.version, "hdf5_version_tuple", tuple(map(int, hdf5.split("."))))
+    monkeypatch.setattr("zb_hdf5.commands.findings.version", version)
+    found = doctor(write_file(tmp_path / "x.batch", tokens).path)
+    text = f"SECURITY.md lists {holes or 'no'} holes that HDF5 {hdf5} does not mend"
+    assert (found["security holes"]["state"], found["security holes"]["text"]) == ("note" if holes else "ok", text)
+    package = found.get("filter package", {"state": None, "text": ""})
+    assert package["state"] == state
+    assert ("chunks that its Blosc2 filter writes are lost" in package["text"]) == (state == "note")
+
+
+def test_the_holes_that_are_counted_are_those_of_the_page():
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| up to ([\d.]+) \|(.*)\|$", page, re.M)
+    counted = {tuple(map(int, last.split("."))): len(set(re.findall(r"CVE-\d{4}-\d+", row))) for last, row in rows}
+    assert counted == HOLES
 
 
 def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, monkeypatch):

@@ -1,7 +1,5 @@
 """The documents that each peer's own library wrote into the golden files: the same ids, whatever the format."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

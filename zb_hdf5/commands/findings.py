@@ -8,6 +8,7 @@ import resource
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,11 @@ from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
 GOOD_RUNS: Final = 4
+#: The last version of HDF5 that has them -> number of published holes: SECURITY.md names each, and its source.
+HOLES: Final = {(1, 14, 6): 25, (2, 0, 0): 5, (2, 1, 1): 4, (2, 2, 0): 2, (2, 3, 0): 2}
+#: From this HDF5 on, filters that report a wrong size fail, and the Blosc2 filter did before this hdf5plugin.
+SIZES_ARE_CHECKED: Final = (2, 2, 0)
+BLOSC2_REPORTS_ITS_SIZE: Final = (7, 1)
 
 
 @dataclass
@@ -51,7 +57,7 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
     is_remote = isinstance(path, RemotePath)
     locking = os.environ.get("HDF5_USE_FILE_LOCKING", "not set")
     text = f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}, HDF5_USE_FILE_LOCKING {locking}"
-    findings = [Finding("libraries", "ok", text)]
+    findings = [Finding("libraries", "ok", text), _holes(), *_filter_package()]
     if not is_remote:
         folder = path if path.is_dir() else path.parent
         network = network_file_system(folder)
@@ -82,6 +88,25 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
 
 def _note_if(noted: bool, name: str, text: str, remedy: str) -> Finding:
     return Finding(name, "note", text, remedy) if noted else Finding(name, "ok", text)
+
+
+def _holes() -> Finding:
+    found = sum(number for last, number in HOLES.items() if h5py.version.hdf5_version_tuple <= last)
+    text = f"SECURITY.md lists {found or 'no'} holes that HDF5 {h5py.version.hdf5_version} does not mend"
+    return _note_if(found > 0, "security holes", text, "read HDF5 files of strangers in a process that may die")
+
+
+def _filter_package() -> list[Finding]:
+    try:
+        found = version("hdf5plugin")
+    except PackageNotFoundError:
+        return []
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    is_bad = h5py.version.hdf5_version_tuple >= SIZES_ARE_CHECKED and numbers < BLOSC2_REPORTS_ITS_SIZE
+    text = f"hdf5plugin {found}"
+    if is_bad:
+        text += f" with HDF5 {h5py.version.hdf5_version}: chunks that its Blosc2 filter writes are lost"
+    return [_note_if(is_bad, "filter package", text, "install hdf5plugin 7.1 or newer")]
 
 
 def _locks(folder: Path, network: str | None) -> Finding:

@@ -54,6 +54,7 @@ def test_a_dry_run_of_documents_is_near_the_run_and_writes_nothing(
     sources, tmp_path, monkeypatch, name, target, sample
 ):
     monkeypatch.setattr(estimate, "SAMPLE_GROUP_BYTES", sample)
+    monkeypatch.setattr(rehearsal, "SAMPLE_S", 0.1)
     source, how = sources[name]
     how = [source, tmp_path / "out", "--to", target, *how, *(["--seq-len", 64] if target == "hdf5" else [])]
     how += ["--tokens-only"] if name == "stream.h5" and target == "megatron" else []

@@ -118,7 +118,7 @@ def test_no_step_leaves_a_mixture_and_the_next_run_makes_the_result(ids, is_forc
     assert step > len(beside) + 2
 
 
-@pytest.mark.parametrize("trials", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [4, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.longest])])
 @pytest.mark.parametrize("ids", RESULTS)
 @pytest.mark.thin
 def test_kills_at_random_moments_leave_no_mixture(ids, trials, sources, tmp_path):

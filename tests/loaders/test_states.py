@@ -279,7 +279,7 @@ def test_segments_that_contradict_each_other_are_refused(stores):
             ([first, {**second, "counts": [5, 0]}], r"'counts': \[4, 1\].* found .*'counts': \[5, 0\]"),
             ([first, {**second, "more": 0}], "expected segments .* from 0 on, found .*more"),
             ([first, {**second, "weights": [1.0]}], "segments: zip"),
-            ([first, {**second, "weights": ["1", 2.0]}], "expected segments .* from 0 on, found "),
+            ([first, {**second, "weights": ["1", 2.0]}], "segments: weights: expected a number of at least 0"),
             ([first, {**second, "weights": [0.0, 1.0]}], "weights must be positive"),
             ([first, {**second, "weights": [1e-300, 1e-300]}], "weights must not all be below"),
         ):

@@ -8,8 +8,9 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 
-from zb_hdf5 import BatchWriter, TokenLoader, errors, open_reader
+from zb_hdf5 import BatchWriter, Loader, TokenLoader, errors, open_reader
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import WIDE_VERSION
@@ -43,6 +44,25 @@ def is_refused(error, *uses, match=None):
     for use in uses:
         with pytest.raises(error, match=match):
             use()
+
+
+def steps_of(path, **options):
+    """Return the steps of an epoch of one rank, unless the options name another."""
+    with Loader(path, **{"rank": 0, "world_size": 1, **options}) as loader:
+        return list(loader)
+
+
+def require_equal(found, expected):
+    """Compare steps: tensors, pairs of them, or dictionaries."""
+    assert len(found) == len(expected) > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        if isinstance(mine, dict):
+            assert mine.keys() == theirs.keys()
+            require_equal(list(mine.values()), list(theirs.values()))
+        elif isinstance(mine, tuple):
+            require_equal(mine, theirs)
+        else:
+            assert torch.equal(mine, theirs)
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 from commandline import one_error, report_of, run_zb
 from contents import label_batches
-from contract import is_refused, random_tokens
+from contract import is_refused, random_tokens, require_equal, steps_of
 from damage import flip
 from reading import reading
 
@@ -100,24 +100,6 @@ def kind(request):
 @pytest.fixture(params=LAYOUTS)
 def how(request):
     return LAYOUTS[request.param]
-
-
-def steps_of(path, **options):
-    with Loader(path, **{**ONE_RANK, **options}) as loader:
-        return list(loader)
-
-
-def require_equal(found, expected):
-    """Compare steps: tensors, pairs of them, or dictionaries."""
-    assert len(found) == len(expected) > 0
-    for mine, theirs in zip(found, expected, strict=True):
-        if isinstance(mine, dict):
-            assert mine.keys() == theirs.keys()
-            require_equal(list(mine.values()), list(theirs.values()))
-        elif isinstance(mine, tuple):
-            require_equal(mine, theirs)
-        else:
-            assert torch.equal(mine, theirs)
 
 
 # --- the same as one file ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from commandline import one_error, report_of, run_zb
-from contract import is_refused, random_tokens
+from contract import is_refused, random_tokens, require_equal, steps_of
 from damage import flip
 
 from zb_hdf5 import Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream, verify_store, write_digests
@@ -46,18 +46,6 @@ def write(path, rows):
     with h5py.File(path, "w") as h5:
         h5["ids"] = rows
     return path
-
-
-def steps_of(path, **options):
-    with Loader(path, **{**ONE_RANK, **options}) as loader:
-        return list(loader)
-
-
-def require_equal(found, expected):
-    assert len(found) == len(expected) > 0
-    for mine, theirs in zip(found, expected, strict=True):
-        for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (mine, theirs)), strict=True):
-            assert torch.equal(a, b)
 
 
 # --- the same as HDF5 -------------------------------------------------------------------------------------------------

@@ -443,5 +443,5 @@ class FilesDryRun:
 
 
 def _time(seconds: float) -> str:
-    """Return the time of a conversion in words; what was sampled is a second of it."""
+    """Return the time of a conversion in words, estimated from one second of it."""
     return f"about {format_seconds(seconds)}, by a sample" if seconds >= 1 else "less than a second"

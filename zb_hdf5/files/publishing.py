@@ -389,7 +389,12 @@ def refuse_link(path: Path) -> None:
 
 def _of_other_kind(path: Path, expected: str) -> ConvertError:
     """Return the error of a name of unfinished data that something else has."""
-    found = "a folder" if path.is_dir() else "a file" if path.is_file() else "a FIFO, a socket or a device"
+    if path.is_dir():
+        found = "a folder"
+    elif path.is_file():
+        found = "a file"
+    else:
+        found = "a FIFO, a socket or a device"
     return ConvertError(f"{path}: expected an unfinished {expected} or none, found {found}; remove it")
 
 

@@ -76,6 +76,7 @@ READERS = {
         "stream.h5",
         lambda path: zb_hdf5.DocumentLoader(path, collate="pack", max_tokens=10**6, **ALONE),
     ),
+    "made_up_corpus": ("store", lambda path: zb_hdf5.made_up_corpus(like=path)),
     "MixedLoader": ("store", lambda path: zb_hdf5.MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE)),
     "FollowingLoader": ("store", lambda path: zb_hdf5.FollowingLoader(path, **ALONE)),
     "BatchFileReader": ("x.batch", zb_hdf5.BatchFileReader),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
     from zb_hdf5.loaders.loader import Loader as Loader
     from zb_hdf5.loaders.loader_options import LoaderOptions as LoaderOptions
+    from zb_hdf5.loaders.made_up_corpus import made_up_corpus as made_up_corpus
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
@@ -97,6 +98,7 @@ _MODULES: Final = {
     "FollowingLoader": "zb_hdf5.loaders.following",
     "Loader": "zb_hdf5.loaders.loader",
     "LoaderOptions": "zb_hdf5.loaders.loader_options",
+    "made_up_corpus": "zb_hdf5.loaders.made_up_corpus",
     "MixedLoader": "zb_hdf5.loaders.mixture",
     "resolve_rank": "zb_hdf5.loaders.order",
     "TextLoader": "zb_hdf5.loaders.text_loader",

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.loaders.splitmix64 import GOLDEN, MASK64, Words, mix, splitmix64
 
 IndexArray = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint64]
 SHUFFLES: Final = ("global", "records", "block", "sequential")
 #: The batches of a block, unless another number is given.
 DEFAULT_BLOCK: Final = 256
@@ -43,10 +43,6 @@ TABLE_BITS: Final = 13
 WORDS_AT_ONCE: Final = 1 << 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
 WRITE_EPOCH: Final = 2**64 - 1
-_MASK64: Final = 2**64 - 1
-_GOLDEN: Final = 0x9E3779B97F4A7C15
-_MIX1: Final = 0xBF58476D1CE4E5B9
-_MIX2: Final = 0x94D049BB133111EB
 #: The variables of a Slurm step, for its tasks only: a batch script is rank 0 of SLURM_NTASKS too, of which no other
 #: runs, and the shell of `salloc` can be a step of one task in a job of many.
 STEP_VARIABLES: Final = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("SLURM_PROCID", "SLURM_NTASKS"))
@@ -173,8 +169,8 @@ class GlobalOrder(Permutation):
         self.version = version if n in WIDENED else FIRST_VERSION
         half_bits = MIN_HALF_BITS if self.version == FIRST_VERSION else MIN_HALF_BITS + 1
         self._half_bits = max(half_bits, -(-(n - 1).bit_length() // 2))
-        state = _splitmix64(_splitmix64(seed & _MASK64) + (epoch & _MASK64))
-        self._keys = tuple(_splitmix64(state + r * _GOLDEN) for r in range(FEISTEL_ROUNDS))
+        state = splitmix64(splitmix64(seed & MASK64) + (epoch & MASK64))
+        self._keys = tuple(splitmix64(state + r * GOLDEN) for r in range(FEISTEL_ROUNDS))
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:
         return self._walk(positions)
@@ -189,7 +185,7 @@ class GlobalOrder(Permutation):
             left = word >> bits
             right = word & mask
             for number, key in enumerate(self._keys):
-                mixed = _splitmix64(right ^ key) & mask if tables is None else tables.item(number, right)
+                mixed = splitmix64(right ^ key) & mask if tables is None else tables.item(number, right)
                 left, right = right, left ^ mixed
             word = left << bits | right
             if word < self.n:
@@ -209,14 +205,14 @@ class GlobalOrder(Permutation):
             outside = outside[words[outside] >= self.n]
         return words.view(np.int64).reshape(values.shape)
 
-    def _network(self, words: _Words, inverse: bool) -> _Words:
+    def _network(self, words: Words, inverse: bool) -> Words:
         found = np.empty_like(words)
         for start in range(0, words.size, WORDS_AT_ONCE):
             part = slice(start, start + WORDS_AT_ONCE)
             found[part] = self._rounds(words[part], inverse)
         return found
 
-    def _rounds(self, words: _Words, inverse: bool) -> _Words:
+    def _rounds(self, words: Words, inverse: bool) -> Words:
         bits = self._half_bits
         order = slice(None, None, -1 if inverse else 1)
         shift = np.uint64(bits)
@@ -234,7 +230,7 @@ class GlobalOrder(Permutation):
                 table.take(right.view(np.int64), out=mixed, mode="clip")
             else:
                 np.bitwise_xor(right, np.uint64(key), out=mixed)
-                _mix(mixed, scratch)
+                mix(mixed, scratch)
                 mixed &= mask
             left ^= mixed
             left, right = right, left
@@ -289,30 +285,12 @@ def write_order(n: int, seed: int) -> GlobalOrder:
 
 
 @lru_cache(maxsize=8)
-def _round_tables(keys: tuple[int, ...], half_bits: int) -> _Words:
+def _round_tables(keys: tuple[int, ...], half_bits: int) -> Words:
     """Return the round function of each key for each value of a half, shape (rounds, 2**half_bits)."""
     mixed = np.arange(1 << half_bits, dtype=np.uint64) ^ np.array(keys, np.uint64)[:, np.newaxis]
-    _mix(mixed, np.empty_like(mixed))
+    mix(mixed, np.empty_like(mixed))
     mixed &= np.uint64((1 << half_bits) - 1)
     return mixed
-
-
-def _splitmix64(x: int) -> int:
-    z = (x + _GOLDEN) & _MASK64
-    z = ((z ^ (z >> 30)) * _MIX1) & _MASK64
-    z = ((z ^ (z >> 27)) * _MIX2) & _MASK64
-    return z ^ (z >> 31)
-
-
-def _mix(words: _Words, scratch: _Words) -> None:
-    """splitmix64 of each word, in place; uint64 arithmetic wraps as the algorithm needs it."""
-    words += np.uint64(_GOLDEN)
-    for bits, factor in ((30, _MIX1), (27, _MIX2)):
-        np.right_shift(words, np.uint64(bits), out=scratch)
-        words ^= scratch
-        words *= np.uint64(factor)
-    np.right_shift(words, np.uint64(31), out=scratch)
-    words ^= scratch
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,22 @@ def test_orders_of_many_seeds_are_uniform(n, seeds):
         assert chi_square_excess(np.bincount(numbers, minlength=len(number))) < 5
 
 
+@pytest.mark.parametrize(("n", "parities"), [(200, {False, True}), (256, {True}), (1024, {True})])
+def test_orders_of_a_power_of_four_are_even_permutations_as_their_docs_state(n, parities):
+    assert {is_even_permutation(order.tolist()) for order in orders(n, 20)} == parities
+
+
+def is_even_permutation(order):
+    """Return whether a permutation is made by an even number of swaps: its length less its cycles."""
+    left, cycles = {*order}, 0
+    while left:
+        item = left.pop()
+        cycles += 1
+        while (item := order[item]) in left:
+            left.remove(item)
+    return (len(order) - cycles) % 2 == 0
+
+
 @pytest.mark.parametrize("n", [100_000, 2**17])
 def test_neighbours_in_a_long_epoch_and_epochs_are_independent(n):
     bins = 24

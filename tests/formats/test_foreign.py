@@ -13,6 +13,7 @@ import torch
 from commandline import one_error, report_of, run_zb
 from contents import batches_of
 from contract import is_refused, random_tokens
+from processes import killed_after
 from reading import reading
 
 import zb_hdf5
@@ -491,6 +492,41 @@ def test_a_file_cut_short_is_an_error_in_each_layout(tmp_path):
         os.truncate(path, path.stat().st_size - 100)
         is_refused(errors.IncompleteError, lambda: reader.read_into(7, np.empty((5, 24), "<u4")), match="cut short")
     is_refused(errors.IncompleteError, lambda: open_reader(path), match="truncated")
+
+
+@pytest.mark.parametrize("libver", ["earliest", "v108", "latest"])
+@pytest.mark.parametrize("userblock_size", [0, 2048])
+def test_bytes_behind_the_end_of_a_file_are_left_out_with_a_note(libver, userblock_size, tmp_path, capfd):
+    """HDF5 reads such a file: of two in one it reads the first."""
+    path, whole = tmp_path / "x.h5", tmp_path / "whole.h5"
+    for each in (path, whole):
+        with h5py.File(each, "w", libver=libver, userblock_size=userblock_size) as h5:
+            h5["data"] = RECORDS.astype("<u4")
+            h5.attrs["long"] = "x" * 5000
+    path.write_bytes(path.read_bytes() * 2)
+    for _ in range(2):
+        for each in (path, whole):
+            np.testing.assert_array_equal(batches_of(each).reshape(-1, 24), RECORDS)
+    convert(path, "hdf5", tmp_path / "out", batch_size=4, workers=1)
+    size = whole.stat().st_size
+    notes = f"note: {path}: left out: {size:,} bytes behind its end, which is {size:,} as its superblock has it"
+    assert capfd.readouterr().err.splitlines() == [notes]
+
+
+def test_a_file_whose_writer_was_killed_in_swmr_mode_has_no_end_yet(tmp_path, capfd):
+    path = tmp_path / "x.h5"
+
+    def write():
+        h5 = h5py.File(path, "w", libver="latest")
+        stored = h5.create_dataset("data", shape=(0, 24), maxshape=(None, 24), chunks=(8, 24), dtype="u2")
+        h5.swmr_mode = True
+        stored.resize(40, axis=0)
+        stored[:] = RECORDS
+        stored.flush()
+
+    killed_after(write)
+    np.testing.assert_array_equal(batches_of(path).reshape(-1, 24), RECORDS)
+    assert capfd.readouterr().err == ""
 
 
 # --- fields beside the tokens ---------------------------------------------------------------------------------------

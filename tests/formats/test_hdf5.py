@@ -347,6 +347,42 @@ def test_a_truncated_file_is_never_read(path, tmp_path):
         assert verify_store(cut)[0].problem is not None
 
 
+def appended(path, data):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_bytes_behind_the_end_of_a_finished_file_are_refused_and_cut_by_the_line_of_the_error(
+    codec, tmp_path, tokens, write_file
+):
+    path = write_file(tmp_path / "x y.h5", tokens, codec=codec).path
+    data = path.read_bytes()
+    appended(path, data)  # cat a.h5 b.h5 > c.h5
+    is_refused(errors.FormatError, lambda: open_reader(path), match=f"found {len(data):,} more: something was appended")
+    line = str(verify_store(path)[0].problem).split("type: ")[1]
+    subprocess.run(line, shell=True, check=True)
+    assert path.read_bytes() == data
+    np.testing.assert_array_equal(batches_of(path), tokens)
+
+
+def test_a_shard_with_bytes_behind_its_end_is_refused(tmp_path, tokens, write_store):
+    store = write_store(tmp_path / "store", tokens)
+    shard = min(store.glob("*.h5"))
+    appended(shard, b"signature")
+    is_refused(errors.FormatError, lambda: batches_of(store), match="found 9 more: something was appended")
+    assert [report.problem is None for report in verify_store(store)].count(False) == 1
+
+
+def test_user_blocks_are_counted_to_the_end_of_a_file(path, tokens, tmp_path):
+    """One was there before HDF5 made the file, the other was put before it later, as by h5jam."""
+    data = path.read_bytes()
+    path.write_bytes(bytes(512) + data)
+    np.testing.assert_array_equal(batches_of(path), tokens)
+    appended(path, b"x")
+    is_refused(errors.FormatError, lambda: open_reader(path), match="found 1 more")
+
+
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory, tokens, write_file):
     """Return `damaged(flips) -> str`: what becomes of a file, `damaged.original`, with some bytes changed."""

@@ -30,6 +30,7 @@ from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
 from zb_hdf5.hdf5.open_dataset import HANDLES
+from zb_hdf5.hdf5.superblock import note_surplus, require_no_surplus
 from zb_hdf5.hdf5.written_rows import RowRuns, count_of, is_prefix, lacking, never_written, rows_in_both, written_rows
 from zb_hdf5.notes import note
 from zb_hdf5.packages import h5py
@@ -140,7 +141,10 @@ def look_at(
         column, stored = _own_column(h5, path, layout)
         if field:
             column, stored = _field_column(h5, column, field)
-        return _with_extents(h5, column, stored) if column.complete else column
+        if not column.complete:
+            return column
+        require_no_surplus(h5, path)
+        return _with_extents(h5, column, stored)
 
 
 def look_at_foreign(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
@@ -295,6 +299,7 @@ def _of_layout(layout: str | None, column: Column) -> Column:
 
 def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) -> Column:
     """Return a column of integers: a unit is one batch of three axes, one record of two, 65,536 tokens of one."""
+    note_surplus(h5, path)
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
         raise to_choose(h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")

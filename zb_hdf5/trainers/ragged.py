@@ -33,6 +33,7 @@ from zb_hdf5.formats.registry import backend_in, hdf5_suffixes
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
+from zb_hdf5.hdf5.superblock import note_surplus
 from zb_hdf5.hdf5.written_rows import never_written, written_rows
 from zb_hdf5.packages import h5py
 from zb_hdf5.read_as import FILL, ReadAs
@@ -109,6 +110,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
     with h5_damage(path):
         h5 = open_h5_for_reading(path)
     with h5_damage(path), h5:
+        note_surplus(h5, path)
         yield h5
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -18,9 +19,11 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from processes import environment
 
 #: A path that is never there: to open it begins the trace of a case.
 MARK: Final = "/no-such-folder/case/"
@@ -28,7 +31,7 @@ MARK: Final = "/no-such-folder/case/"
 USES: Final = ("Loader", "reader", "info", "show", "verify", "convert")
 #: A line of the trace; that of an open which another thread interrupts has no result.
 _OPENED: Final = re.compile(
-    r'open(?:at)?\((?:AT_FDCWD, )?"([^"]+)", ([A-Z_|]+)(?:, \d+)?(?: <unfinished|\)\s+= (-?\d+))'
+    r'open(?:at)?\((?:AT_FDCWD[^,]*, )?"([^"]+)", ([A-Z_|]+)(?:, \d+)?(?: <unfinished|\)\s+= (-?\d+))'
 )
 
 
@@ -57,6 +60,53 @@ def opens_of(folder: Path, kinds: list[str]) -> dict[str, dict[str, Counter[str]
         elif int(descriptor or 0) >= 0 and "O_DIRECTORY" not in flags and path.startswith(f"{folder}/kinds/"):
             counts[path.removeprefix(f"{folder}/kinds/")] += 1
     return found
+
+
+class Traced(NamedTuple):
+    """The calls of one process of a job below a path.
+
+    Attributes
+    ----------
+    opens
+        Opened files and folders.
+    looks
+        Facts that were asked for by a path: of a file, a folder or a file system.
+    reads, num_bytes
+        Reads by position, and their bytes; the looks for a page in memory are of one byte, and none of them.
+    """
+
+    opens: int
+    looks: int
+    reads: int
+    num_bytes: int
+
+
+#: Calls of a process that are followed; with -y each descriptor has its path.
+_CALLS: Final = "open,openat,stat,lstat,newfstatat,statx,statfs,pread64,preadv,preadv2"
+_READ: Final = re.compile(r"^pread\w*\(\d+<([^>]+)>.*\) = (\d+)$")
+_LOOKED: Final = re.compile(r'^(?:statfs|stat|lstat|newfstatat|statx)\((?:AT_FDCWD[^,]*, )?"([^"]+)"')
+
+
+def ranks_of(folder: Path, path: Path, world_sizes: Sequence[int], **options: Any) -> dict[int, list[Traced]]:
+    """Return world size -> the calls of each rank below a path, in an epoch of a real job of so many processes."""
+    program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py"]
+    arguments = [path, json.dumps(options), *map(str, world_sizes)]
+    how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "rank"]
+    subprocess.run(["strace", *how, *program, *arguments], check=True, env=environment())
+    found: dict[int, list[Traced]] = {size: [] for size in world_sizes}
+    for trace in folder.glob("rank.*"):
+        _, mark, after = trace.read_text(errors="replace").partition(MARK)
+        if mark:
+            found[int(after.split("/")[0])].append(_traced(after.splitlines(), f"{path}"))
+    return found
+
+
+def _traced(lines: list[str], path: str) -> Traced:
+    opens = [match for match in map(_OPENED.search, lines) if match and match[1].startswith(path)]
+    looks = [match for match in map(_LOOKED.match, lines) if match and match[1].startswith(path)]
+    reads = [int(match[2]) for match in map(_READ.match, lines) if match and match[1].startswith(path)]
+    large = [size for size in reads if size > 1]
+    return Traced(len(opens), len(looks), len(large), sum(large))
 
 
 def use(kind: Any, name: str, folder: Path) -> None:

@@ -46,6 +46,7 @@ COMMANDS: Final = {
         _CHECK, "Check this machine for problems that would stop training.", "zb_hdf5.commands.zb_doctor:zb_doctor"
     ),
     "bench": Listed(_TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.zb_bench:zb_bench"),
+    "plan": Listed(_TRAIN, "Plan the steps, bytes and opened files of a job.", "zb_hdf5.commands.zb_plan:zb_plan"),
     "stage": Listed(
         _TRAIN, "Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.zb_stage:zb_stage"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from zb_hdf5.packages import h5py
 #: How often a growing file is opened that seems to be truncated, and the pause between two tries.
 GROWING_TRIES: Final = 10
 GROWING_PAUSE_S: Final = 0.005
+#: The event of a file that HDF5 opens, for the audit hooks of Python: they see all other opened files.
+OPEN_H5: Final = "zb_hdf5.open_h5"
 
 
 def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
@@ -29,6 +32,8 @@ def open_h5(path: Path | str, mode: str = "r", **options: Any) -> h5py.File:
         file.seek(0, os.SEEK_END)  # fetches the head: what waits below does so under the lock that all of HDF5 has
     elif mode == "r":
         require_regular(os.stat(path).st_mode, path)  # HDF5 would wait for ever for the other end of a FIFO
+    if file is None:
+        sys.audit(OPEN_H5, path)
     try:
         h5 = h5py.File(file or path, mode, **options)
     except OSError as error:

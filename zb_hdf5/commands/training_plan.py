@@ -1,0 +1,284 @@
+"""The figures of a training before it runs: counted by the loader itself, computed from its counts, or measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import counted, format_bytes
+from zb_hdf5.files.memory_limit import memory_limit
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.hdf5.h5_file import OPEN_H5
+from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.order import StepPlan
+from zb_hdf5.spec import INDEX_NAME
+
+#: Ranks whose files are counted, at most: evenly over all. Those of the others are as many on average.
+COUNTED_RANKS: Final = 64
+#: Steps of a rank whose files are counted, unless it has met all files before.
+COUNTED_STEPS: Final = 1 << 16
+#: Steps that are timed after the first one, at most, and the seconds that they may take together.
+TIMED_STEPS: Final = 32
+TIMED_S: Final = 1.0
+
+
+class Figure(NamedTuple):
+    """A figure of a plan.
+
+    Attributes
+    ----------
+    value
+        The number, for programs.
+    how
+        "counted" from the data as a loader reads them, "arithmetic" on counts, or "measured" here and now.
+    text
+        It in words.
+    """
+
+    value: float
+    how: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training as it is planned.
+
+    Attributes
+    ----------
+    ranks, ranks_per_node
+        Its processes.
+    steps
+        The steps that it is to make; None: an epoch.
+    step_time_s
+        The seconds that a step takes; None: not known.
+    """
+
+    ranks: int
+    ranks_per_node: int
+    steps: int | None
+    step_time_s: float | None
+
+    @property
+    def nodes(self) -> int:
+        """The nodes; the last one may have fewer ranks."""
+        return -(-self.ranks // self.ranks_per_node)
+
+    @property
+    def ranks_of_a_node(self) -> int:
+        """The ranks of the fullest node."""
+        return min(self.ranks, self.ranks_per_node)
+
+
+# --- opened files ----------------------------------------------------------------------------------------------------
+
+_opened: list[str] | None = None
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note a file or folder that is opened: those that HDF5 opens have an event of their own."""
+    if _opened is None or event not in ("open", "os.scandir", "os.listdir", OPEN_H5):
+        return
+    is_wrapper = event == "open" and arguments[1] is not None  # the `open` of Python, around the one that is counted
+    if isinstance(arguments[0], str | os.PathLike) and not is_wrapper:
+        _opened.append(os.fspath(arguments[0]))
+
+
+@cache
+def _listen() -> None:
+    """Have Python call `_hear`: for ever, so once."""
+    sys.addaudithook(_hear)
+
+
+@contextmanager
+def opens_below(path: Path) -> Iterator[list[str]]:
+    """Return a list that has each file and folder which is opened meanwhile at or below a path, once for each time."""
+    global _opened
+    _listen()
+    found: list[str] = []
+    _opened = []
+    try:
+        yield found
+    finally:
+        # a lone file has others beside it, of the same name with another ending
+        beginning = os.fspath(path if path.is_dir() or path.name == INDEX_NAME else path.with_suffix(""))
+        found += [each for each in _opened if each.startswith(beginning.removesuffix(f"/{INDEX_NAME}"))]
+        _opened = None
+
+
+def files_of_rank(plan: StepPlan, reader: BatchReader) -> tuple[set[int], bool]:
+    """Return the files that hold the tokens of a rank in an epoch, and whether all of its steps were looked at."""
+    num_files = len(reader.tokens.starts) - 1
+    found: set[int] = set()
+    steps = 0
+    for block in plan.blocks_from(0):
+        if steps >= COUNTED_STEPS or len(found) == num_files:
+            return found, len(found) == num_files
+        found |= _files_of_reads(plan, reader, block)
+        steps += len(block)
+    return found, True
+
+
+def _files_of_reads(plan: StepPlan, reader: BatchReader, reads: npt.NDArray[np.int64]) -> set[int]:
+    """Return the files of some reads: numbers of stored batches, 1-D, or of records."""
+    windows = reader.windows
+    parts = plan.records_per_batch // windows.size
+    length = windows.length // parts
+    if reads.ndim == 1:
+        first, count = reads * windows.batch_stride, windows.batch_stride + windows.overlap
+    else:
+        first, count = windows.starts(reads.reshape(-1), length), length
+    edges = np.array(reader.tokens.starts)
+    low = edges.searchsorted(first, side="right") - 1
+    high = edges.searchsorted(np.minimum(first + count, edges[-1]) - 1, side="right") - 1
+    found: set[int] = set()
+    for begin, end in set(zip(low.tolist(), high.tolist(), strict=True)):
+        found.update(range(begin, end + 1))
+    return found
+
+
+# --- the figures -----------------------------------------------------------------------------------------------------
+
+
+def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
+    """Open the data as rank 0 of a job, read its first steps, and return all figures by their names.
+
+    Parameters
+    ----------
+    options
+        Those of the loader, without ranks.
+    """
+    begun_s = time.perf_counter()
+    with opens_below(path) as opened:
+        loader: Loader = Loader(path, rank=0, world_size=job.ranks, **options)
+    opening_s = time.perf_counter() - begun_s
+    with loader:
+        at_hand = set(loader.reader.tokens.known)  # the files that are open now are not opened again
+        figures = _figures_of_steps(loader, job)
+        figures |= _figures_of_bytes(loader, job)
+        if not isinstance(path, RemotePath):
+            figures |= _figures_of_opens(loader, job, opened, at_hand)
+        figures |= _figures_of_time(loader, opening_s)
+    return figures
+
+
+def _figures_of_steps(loader: Loader, job: Job) -> dict[str, Figure]:
+    steps = len(loader)
+    left_out = loader.plan.num_left_out
+    tokens = loader.batch_size * loader.seq_len * job.ranks
+    made = steps if job.steps is None else job.steps
+    figures = {
+        "records": Figure(loader.num_records, "counted", f"{loader.num_records:,} of {loader.seq_len:,} tokens"),
+        "steps": Figure(steps, "counted", f"{steps:,} in an epoch"),
+        "left_out": Figure(left_out, "counted", f'{counted(left_out, "record")} of an epoch, by last="drop"'),
+        "tokens_per_step": Figure(tokens, "arithmetic", f"{tokens:,} of all ranks"),
+        "epochs": Figure(made / steps, "arithmetic", f"{made / steps:,.2f} in {counted(made, 'step')}"),
+    }
+    if job.step_time_s is not None:
+        hours = made * job.step_time_s / 3600
+        figures["hours"] = Figure(hours, "arithmetic", f"{hours:,.2f} for {counted(made, 'step')}")
+    return figures
+
+
+def _figures_of_bytes(loader: Loader, job: Job) -> dict[str, Figure]:
+    reader = loader.reader
+    of_rank = loader.batch_size * loader.seq_len * reader.dtype.itemsize
+    of_node = of_rank * job.ranks_of_a_node
+    whole = reader.tokens.num_tokens * reader.dtype.itemsize
+    share = min(whole, of_node * len(loader))
+    memory = memory_limit()
+    fits = "fits" if share <= memory else "does not fit"
+    figures = {
+        "reads_per_step": _counted(loader.plan.reads_per_step, "read", "of a rank"),
+        "bytes_per_step": Figure(of_rank, "arithmetic", f"{format_bytes(of_rank)} of a rank, before any compression"),
+        "node_bytes_per_step": Figure(
+            of_node, "arithmetic", f"{format_bytes(of_node)} of {counted(job.ranks_of_a_node, 'rank')}"
+        ),
+        "node_bytes_per_epoch": Figure(
+            share,
+            "arithmetic",
+            f"{format_bytes(share)} of {format_bytes(whole)}: {fits} into the {format_bytes(memory)} of memory here",
+        ),
+    }
+    if job.step_time_s is not None:
+        rate = of_node / job.step_time_s
+        total = of_rank * job.ranks / job.step_time_s
+        figures["node_bytes_per_s"] = Figure(rate, "arithmetic", f"{format_bytes(rate)}/s of a node")
+        figures["bytes_per_s"] = Figure(
+            total, "arithmetic", f"{format_bytes(total)}/s of {counted(job.nodes, 'node')} together"
+        )
+    return figures
+
+
+def _counted(value: int, noun: str, rest: str) -> Figure:
+    return Figure(value, "counted", f"{counted(value, noun)} {rest}")
+
+
+def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[int]) -> dict[str, Figure]:
+    """Return the files and folders that are opened: all of a rank's at opening, and each file once when it is read."""
+    chosen = sorted({number * job.ranks // COUNTED_RANKS for number in range(COUNTED_RANKS)})
+    chosen = [*range(job.ranks)] if job.ranks <= COUNTED_RANKS else chosen
+    later = []
+    is_whole = True
+    for rank in chosen:
+        files, all_steps = files_of_rank(replace(loader.plan, rank=rank), loader.reader)
+        is_whole = is_whole and all_steps
+        later.append(len(files - at_hand))
+    of_rank = len(opened) + max(later)
+    total = len(opened) * job.ranks + round(sum(later) * job.ranks / len(chosen))
+    how = "counted" if len(chosen) == job.ranks else "arithmetic"
+    least = "" if is_whole else "at least "
+    index_bytes = sum(os.path.getsize(each) for each in opened if each.endswith(f"/{INDEX_NAME}"))
+    figures = {
+        "opens_at_opening": _counted(len(opened), "open", "of a rank, files and folders"),
+        "opens_per_epoch": Figure(of_rank, "counted", f"{least}{counted(of_rank, 'open')} of the rank with most"),
+        "opens_of_all": Figure(total, how, f"{least}{counted(total, 'open')} of {counted(job.ranks, 'rank')}"),
+    }
+    if index_bytes:
+        every = index_bytes * job.nodes
+        figures["index_bytes"] = Figure(
+            index_bytes,
+            "counted",
+            f"{format_bytes(index_bytes)} of a rank; {format_bytes(every)} of {counted(job.nodes, 'node')}",
+        )
+    return figures
+
+
+def _figures_of_time(loader: Loader, opening_s: float) -> dict[str, Figure]:
+    """Read the first step, and a few more for as long as a second, and return their times."""
+    clock = time.perf_counter
+    before_s = begun_s = clock()
+    taken: list[float] = []
+    for _ in islice(loader, TIMED_STEPS + 1):
+        now_s = clock()
+        taken.append(now_s - before_s)
+        before_s = now_s
+        if now_s - begun_s > TIMED_S:
+            break
+    first_s = opening_s + taken[0]
+    figures = {
+        "first_batch_s": Figure(
+            first_s,
+            "measured",
+            f"{first_s:.3f} s by one process here, {opening_s:.3f} s of it to open",
+        )
+    }
+    if len(taken) > 1:
+        step_s = median(taken[1:])
+        figures["read_s"] = Figure(
+            step_s, "measured", f"{1e3 * step_s:.2f} ms for a later batch, the median of {len(taken) - 1}"
+        )
+    return figures

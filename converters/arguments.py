@@ -34,6 +34,7 @@ def convert(
     boundary: Literal["after", "before"] | None = None,
     max_document_tokens: int | None = None,
     max_dropped: float | None = None,
+    max_line: int | str | None = None,
     source_dtype: str | None = None,
     skip_bytes: int | None = None,
     vocab_size: int | None = None,
@@ -127,6 +128,9 @@ def convert(
         The length at which longer documents are cut; the boundary token counts.
     max_dropped
         The share of the lines, rows or files of text that may be no documents; None: 0.5. More of them are an error.
+    max_line
+        The size of the longest line of JSON lines, or of a text file, such as "1GiB"; None: 256 MiB. A longer one is an
+        error: a file that was torn on a network disk is one line of zeros.
     source_dtype
         The dtype of the ids in files without a header, such as "uint16"; `dtype` is the stored one.
     skip_bytes

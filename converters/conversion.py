@@ -141,6 +141,7 @@ class Conversion:
     boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
     max_document_tokens: int | None = _option("from", "positive", "Cut longer documents; the boundary token counts.")
     max_dropped: float | None = _option("from", "share", "Share of the lines, rows or files that may be no documents.")
+    max_line: int | str | None = _option("from", "size", "Size of the longest line, or text file, such as 1GiB.")
     source_dtype: str | None = _option(
         "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
     )

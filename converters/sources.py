@@ -172,7 +172,10 @@ def _text(name: str) -> SourceKind:
         "are, one after the other. A folder stands for all such files in and below it.",
         several=True,
         required="tokenizer",
-        hidden=() if kind.has_columns else ("text_column", "id_column", "metadata_columns"),
+        hidden=(
+            *(() if kind.has_columns else ("text_column", "id_column", "metadata_columns")),
+            *(() if kind.has_lines else ("max_line",)),
+        ),
         suffixes=kind.suffixes,
     )
 

@@ -147,7 +147,9 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     """Open files of text as a conversion asks."""
     options = settings.of(TextOptions)
     kind = options.source_format
-    files = open_documents(paths, kind, options.text_column, options.id_column, options.metadata_columns)
+    files = open_documents(
+        paths, kind, options.text_column, options.id_column, options.metadata_columns, options.max_line
+    )
     for name in unknown_columns(files):
         warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
     source = TextSource(files, kind, _recipe(options), options.max_dropped)

@@ -90,6 +90,7 @@ TYPED: Final = {
     Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
     Remedy.RECORD_LENGTH: "pass --seq-len {at}",
     Remedy.KEEP_DTYPE: "leave out --dtype",
+    Remedy.MAX_LINE: "if it is right, pass --max-line 1GiB to 'zb convert' or 'zb tokenizer train'",
     Remedy.FORCE: "'zb info {at}' shows the data",
 }
 

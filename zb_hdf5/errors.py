@@ -64,6 +64,7 @@ class Remedy(StrEnum):
     FILL_THE_SHARDS = "pass a smaller number of shards"
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
+    MAX_LINE = "if it is right, pass a larger max_line, such as '1GiB'"
     FORCE = "force=True takes the position all the same"
 
     def about(self, at: str) -> str:

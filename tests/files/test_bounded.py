@@ -10,8 +10,9 @@ import pytest
 from commandline import one_error, run_zb
 from interpreter import run_program
 
-from zb_hdf5 import FormatError
-from zb_hdf5.files.bounded import BOUND_VARIABLE, LINE_PART_BYTES, lines_of
+from zb_hdf5 import ArgumentError, FormatError, convert
+from zb_hdf5.files.bounded import LINE_PART_BYTES, lines_of
+from zb_hdf5.text.training import train_tokenizer
 
 #: Runs a command with so much more memory than it begins with.
 COMMAND = """
@@ -26,8 +27,8 @@ MORE_BYTES = 700 << 20
 SPARSE_BYTES = 3 << 30
 
 
-def lines(data):
-    return list(lines_of(io.BytesIO(data), "x"))
+def lines(data, **options):
+    return list(lines_of(io.BytesIO(data), "x", **options))
 
 
 def sparse(path):
@@ -102,11 +103,13 @@ def test_a_giant_that_is_read_whole_is_refused_in_little_memory(name, tmp_path):
     done = run_program(COMMAND, MORE_BYTES, *command, folder=tmp_path)
     assert done.returncode not in (0, -9), done.stdout
     assert done.stderr.startswith("Error: "), done.stderr
-    assert (name in done.stderr, f"{BOUND_VARIABLE}=1GiB" in done.stderr) == (True, True), done.stderr
+    assert (name in done.stderr, "at most 256.0 MiB, found" in done.stderr) == (True, True), done.stderr
+    has_option = name.endswith((".jsonl", ".txt", ".jsonl.gz", ".jsonl.zst")) or name == "a.json"
+    assert has_option == ("pass --max-line 1GiB" in done.stderr), done.stderr
     assert not {word for word in ("Traceback", "expected JSON") if word in done.stderr}
 
 
-def test_lines_are_those_of_the_file_however_long_they_are(monkeypatch):
+def test_lines_are_those_of_the_file_however_long_they_are():
     for sizes in (
         (),
         (0,),
@@ -116,24 +119,57 @@ def test_lines_are_those_of_the_file_however_long_they_are(monkeypatch):
         data = b"\n".join(b"x" * size for size in sizes)
         for each in (data, data + b"\n"):
             assert [bytes(line) for line in lines(each)] == list(io.BytesIO(each))
-    monkeypatch.setenv(BOUND_VARIABLE, "10")
-    assert lines(b"0123456789\n0123456789") == [b"0123456789\n", b"0123456789"]
-    with pytest.raises(FormatError, match=r"at most 10 bytes, found a longer one from byte 3 on; .* export ZB_MAX_LI"):
-        lines(b"12\n0123456789A")
+    assert lines(b"0123456789\n012345678", most=11) == [b"0123456789\n", b"012345678"]
+    with pytest.raises(FormatError, match=r"at most 10 bytes, found a longer one from byte 3 on; .* larger max_line"):
+        lines(b"12\n0123456789A", most=10)
 
 
-def test_an_option_raises_the_bound(monkeypatch, tmp_path):
+#: File -> its text of 2 kB, and the command that reads it, once it has a tokenizer.
+LONG = {
+    "a.jsonl": (json.dumps({"text": "x" * 2000}) + "\n", ("convert", "a.jsonl", "out", *TO_STREAM)),
+    "a.txt": ("x" * 2000, ("convert", "a.txt", "out", *TO_STREAM)),
+    "ids.jsonl": (
+        json.dumps({"input_ids": [7] * 1000}) + "\n",
+        ("convert", "ids.jsonl", "out", "--from", "hf", "--to", "stream", "--workers", 1),
+    ),
+    "two.jsonl": (
+        (json.dumps({"text": "x" * 2000}) + "\n") * 2,
+        ("tokenizer", "train", "two.jsonl", "-o", "tok.json", "--vocab-size", 300),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_an_option_moves_the_bound(name, tmp_path, monkeypatch):
+    text, command = LONG[name]
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    message = one_error(run_zb(*command, "--max-line", "1kB"), 1)
+    assert (f"{name}: expected a" in message, "at most 1000 bytes, found" in message) == (True, True), message
+    assert message.endswith("if it is right, pass --max-line 1GiB to 'zb convert' or 'zb tokenizer train'")
+    run_zb(*command, "--max-line", "4KiB", code=0)
+    assert "'much' is not a size such as 512MB" in run_zb(*command, "--max-line", "much").output
+
+
+def test_a_call_moves_the_bound_by_a_size_in_words(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"text": "x" * 2000}) + "\n")
-    arguments = ("convert", path, tmp_path / "out", *TO_STREAM)
-    monkeypatch.setenv(BOUND_VARIABLE, "1kB")
-    assert "expected a line to have at most 1000 bytes, found a longer one from byte 0 on" in one_error(
-        run_zb(*arguments), 1
-    )
-    monkeypatch.setenv(BOUND_VARIABLE, "4KiB")
-    run_zb(*arguments, code=0)
-    monkeypatch.setenv(BOUND_VARIABLE, "much")
-    assert "'much' is not a size such as 512MB" in one_error(run_zb(*arguments, "--force"), 2)
+    path.write_text(LONG["two.jsonl"][0])
+    options = {"tokenizer": "byte", "workers": 1}
+    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger max_line, such as '1GiB'"):
+        convert(path, "stream", tmp_path / "out", max_line="1kB", **options)
+    convert(path, "stream", tmp_path / "out", max_line=4096, **options)
+    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger max_line, such as '1GiB'"):
+        train_tokenizer(path, tmp_path / "tok.json", 300, max_line="1kB")
+
+
+@pytest.mark.parametrize("source_format", ["parquet", "hf", "npy"])
+def test_the_bound_of_a_line_is_refused_where_there_are_no_lines(source_format, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["text"], "input_ids": [[1, 2]]}), path)
+    options = {"tokenizer": "byte"} if source_format == "parquet" else {}
+    with pytest.raises(ArgumentError, match="max_line"):
+        convert(path, "stream", tmp_path / "out", source_format=source_format, max_line="1GiB", **options)
 
 
 def fifo(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from zb_hdf5.console import FROM_1, LOCAL, NEW, SHARE, Output, Progress, is_quiet, output_options
+from zb_hdf5.console import FROM_1, LOCAL, NEW, SHARE, SIZE, Output, Progress, is_quiet, output_options
 from zb_hdf5.option_groups import GroupedCommand, option_group
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
@@ -35,6 +35,7 @@ def zb_tokenizer() -> None:
     default=DEFAULT_MAX_DROPPED,
     help="Share of the lines, rows or files that may be no documents.",
 )
+@_corpus_option("--max-line", type=SIZE, help="Size of the longest line, or text file. [default: 256MiB]")
 @_corpus_option("--split", help="Split to train on: train, val, test, or all. [default: that for training]")
 @_tokenizer_option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @output_options
@@ -44,6 +45,7 @@ def zb_tokenizer_train(
     vocab_size: int,
     text_column: str,
     max_dropped: float,
+    max_line: int | None,
     split: str | None,
     force: bool,
 ) -> Output:
@@ -55,12 +57,13 @@ def zb_tokenizer_train(
     \b
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
+    from zb_hdf5.files.bounded import BOUND_BYTES
     from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
     from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.text.corpus import open_documents
     from zb_hdf5.text.training import files_of_split, train_tokenizer
 
-    found = open_documents(src, column=text_column)
+    found = open_documents(src, column=text_column, max_line=max_line or BOUND_BYTES)
     read = [file.path for file in found]
     left_out = [file for path in src for file in files_left_out(path, read)]
     files = files_of_split(found, src, split or AUTO_SPLIT)

@@ -10,23 +10,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO, Final
 
-from zb_hdf5.errors import FormatError, format_bytes, parse_size
+from zb_hdf5.errors import FormatError, Remedy, format_bytes
 
-#: Names the largest size of a line, and of a file that is read whole.
-BOUND_VARIABLE: Final = "ZB_MAX_LINE"
-#: Unless it names another: the index of a million shards has 240 MB.
+#: The largest size of a line, and of a file that is read whole, unless another is given: the index of a million shards
+#: has 240 MB.
 BOUND_BYTES: Final = 256 << 20
 #: Bytes of a long line that are read together.
 LINE_PART_BYTES: Final = 1 << 20
 
 
-def most_bytes() -> int:
-    """Return the largest size of a line, and of a file that is read whole: ZB_MAX_LINE, or 256 MiB."""
-    text = os.environ.get(BOUND_VARIABLE, "")
-    return parse_size(text) if text else BOUND_BYTES
-
-
-def lines_of(file: BinaryIO, path: object) -> Iterator[bytes | bytearray]:
+def lines_of(file: BinaryIO, path: object, most: int = BOUND_BYTES) -> Iterator[bytes | bytearray]:
     """Yield the lines from here on; `FormatError` for one that is too long, before it is in memory.
 
     A long one is a `bytearray`, which the caller may clear once its bytes are no longer needed.
@@ -37,8 +30,9 @@ def lines_of(file: BinaryIO, path: object) -> Iterator[bytes | bytearray]:
         The open file.
     path
         Its path, for messages.
+    most
+        The bytes of the longest line.
     """
-    most = most_bytes()
     first = min(LINE_PART_BYTES, most + 1)
     for line in iter(partial(file.readline, first), b""):
         yield line if len(line) < first or line[-1:] == b"\n" else _long_line(file, line, most, path)
@@ -56,19 +50,28 @@ def _long_line(file: BinaryIO, begin: bytes, most: int, path: object) -> bytearr
         start = file.tell() - len(line)
         line.clear()  # the traceback of the error would hold it
         raise FormatError(
-            f"{path}: expected a line to have at most {format_bytes(most)}, found a longer one from byte {start:,} on; "
-            f"if it is right, export {BOUND_VARIABLE}=1GiB"
+            f"{path}: expected a line to have at most {format_bytes(most)}, found a longer one from byte {start:,} on",
+            remedy=Remedy.MAX_LINE,
         )
     return line
 
 
-def whole_of(file: BinaryIO, path: object) -> bytes:
-    """Return all bytes of a file that was just opened; `FormatError` if there are too many. See `lines_of`."""
-    most = most_bytes()
+def whole_of(file: BinaryIO, path: object, most: int = BOUND_BYTES, remedy: Remedy | None = None) -> bytes:
+    """Return all bytes of a file that was just opened; `FormatError` if there are more than `most`.
+
+    Parameters
+    ----------
+    file, path
+        As for `lines_of`.
+    most
+        The bytes of the longest file.
+    remedy
+        The cure of that error.
+    """
     size = os.fstat(file.fileno()).st_size
     if size > most:
         raise FormatError(
-            f"{path}: expected a file that is read whole to have at most {format_bytes(most)}, found {size:,} bytes; "
-            f"if it is right, export {BOUND_VARIABLE}=1GiB"
+            f"{path}: expected a file that is read whole to have at most {format_bytes(most)}, found {size:,} bytes",
+            remedy=remedy,
         )
     return file.read(size)

@@ -21,7 +21,7 @@ from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.bounded import most_bytes, whole_of
+from zb_hdf5.files.bounded import BOUND_BYTES, whole_of
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 from zb_hdf5.files.urls import without_secrets
 
@@ -63,7 +63,7 @@ class RemotePath(PosixPath):
 
     def read_bytes(self) -> bytes:
         """Return the whole object, by one request."""
-        return b"".join(RemoteObject(self.url).parts(max_bytes=most_bytes()))
+        return b"".join(RemoteObject(self.url).parts(max_bytes=BOUND_BYTES))
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
@@ -164,12 +164,12 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     return open(path, "rb", opener=regular)
 
 
-def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """Return all bytes of a regular file or of an object; `FormatError` if there are too many, see `whole_of`."""
+def read_whole(path: str | os.PathLike[str], most: int = BOUND_BYTES, remedy: Remedy | None = None) -> bytes:
+    """Return all bytes of a regular file, as `whole_of` does, or of an object."""
     if isinstance(path, RemotePath):
         return path.read_bytes()
     with open_file(path) as file:
-        return whole_of(file, path)
+        return whole_of(file, path, most, remedy)
 
 
 def size_of(handle: Handle) -> int:

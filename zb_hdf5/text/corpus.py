@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.errors import ConvertError, Remedy, parse_size
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -32,6 +33,7 @@ def open_documents(
     column: str = "text",
     id_column: str = "",
     metadata_columns: Sequence[str] = (),
+    max_line: int | str = BOUND_BYTES,
 ) -> list[DocumentFile]:
     """Open document files; folders are searched recursively, sorted by path.
 
@@ -44,6 +46,8 @@ def open_documents(
         that has its suffix.
     column, id_column, metadata_columns
         As for `DocumentFile`.
+    max_line
+        The size of the longest line, or of a text file, such as "1GiB".
 
     Raises
     ------
@@ -52,13 +56,14 @@ def open_documents(
     """
     from zb_hdf5.files.listing import require_named_once  # numpy, which help does not need
 
+    most = parse_size(max_line) if isinstance(max_line, str) else max_line
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
     files = [file for path in map(local_path, paths) for file in _files_of(path, kind, kinds)]
     require_named_once(files, "documents")
     opened = []
     for file in files:
         opener = next(each for each in kinds if kind or file.name.lower().endswith(each.suffixes))
-        opened.append(opener(file, column, id_column, metadata_columns))
+        opened.append(opener(file, column, id_column, metadata_columns, most))
     _require_text_key(opened)
     return opened
 

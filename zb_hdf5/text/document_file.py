@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes, row_of_source
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.text.dropped import Dropped, Reason
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -54,6 +55,8 @@ class DocumentFile(ABC):
         The column of the ids; "": the documents have none.
     metadata_columns
         The columns of the metadata.
+    max_line
+        The bytes of the longest line, or of a file that is one document.
 
     Attributes
     ----------
@@ -63,6 +66,8 @@ class DocumentFile(ABC):
         For the help: such files, a path of them, and the nature of a document in one sentence.
     has_columns
         A document is one of several values, and `column` names it.
+    has_lines
+        A line, or the file, is read whole.
     num_row_groups
         The row groups of the file.
     more_columns
@@ -74,6 +79,7 @@ class DocumentFile(ABC):
     example: ClassVar[str]
     documents: ClassVar[str]
     has_columns: ClassVar[bool] = True
+    has_lines: ClassVar[bool] = True
     num_row_groups: int
 
     def __init__(
@@ -82,8 +88,10 @@ class DocumentFile(ABC):
         column: str = "text",
         id_column: str = "",
         metadata_columns: Sequence[str] = (),
+        max_line: int = BOUND_BYTES,
     ) -> None:
         self.path = path
+        self.max_line = max_line
         self.column = column
         self.id_column = id_column
         self.metadata_columns = tuple(metadata_columns)

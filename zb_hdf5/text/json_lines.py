@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
@@ -51,12 +50,12 @@ class JsonLinesFile(DocumentFile):
         with unpacked(self.path) as file:
             if number:
                 file.seek(self._groups[number][0])
-            yield from map(without_mark, _lines_until(file, self.path, stop))
+            yield from map(without_mark, _lines_until(lines_of(file, self.path, self.max_line), file.tell(), stop))
 
     def first_objects(self) -> Iterator[dict[str, Any]]:
         """Yield the object of each of the first lines that hold one."""
         with unpacked(self.path) as lines:
-            for line in islice(lines_of(lines, self.path), SAMPLE_LINES):
+            for line in islice(lines_of(lines, self.path, self.max_line), SAMPLE_LINES):
                 with suppress(ValueError, RecursionError):  # no JSON
                     found = parsed_json(without_mark(line))
                     if isinstance(found, dict):
@@ -65,7 +64,7 @@ class JsonLinesFile(DocumentFile):
     def has_text(self, max_bytes: int) -> bool | None:
         """Return whether one of the first lines `may_have_text`; None: they do not, and more lines follow."""
         with unpacked(self.path) as file:
-            for line in lines_of(file, self.path):
+            for line in lines_of(file, self.path, self.max_line):
                 if file.tell() > max_bytes:
                     return None
                 with suppress(ValueError, RecursionError):  # no JSON
@@ -88,7 +87,7 @@ class JsonLinesFile(DocumentFile):
                 while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
                     line += data.count(b"\n")
                 if file.tell() < start:  # else one line fills the group
-                    line += next(lines_of(file, self.path), b"").count(b"\n")
+                    line += next(lines_of(file, self.path, self.max_line), b"").count(b"\n")
                 groups.append((file.tell(), line))
         return groups
 
@@ -161,10 +160,9 @@ def _flaw_of_line(line: str) -> Reason:
     return Reason.SPREAD if is_key else Reason.BAD_JSON
 
 
-def _lines_until(file: BinaryIO, path: Path, stop: int | None) -> Iterator[bytes | bytearray]:
-    """Yield the lines that begin before byte `stop`."""
-    byte_offset = file.tell()
-    for line in lines_of(file, path):
+def _lines_until(lines: Iterator[bytes | bytearray], byte_offset: int, stop: int | None) -> Iterator[bytes | bytearray]:
+    """Yield those of the lines from a byte on that begin before byte `stop`."""
+    for line in lines:
         if stop is not None and byte_offset >= stop:
             return
         byte_offset += len(line)

@@ -24,6 +24,7 @@ class ParquetFile(DocumentFile):
     noun = "Parquet files of text"
     example = "corpus/"
     documents = "Each row is a document."
+    has_lines = False
 
     def _look(self) -> None:
         with self._open() as file:

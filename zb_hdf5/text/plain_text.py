@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import head_of, read_whole
 from zb_hdf5.text.document_file import Block, DocumentFile
 from zb_hdf5.text.dropped import Reason
@@ -25,7 +26,7 @@ class PlainTextFile(DocumentFile):
         require_utf8(head_of(self.path, ENCODING_MARK_BYTES)[0], self.path)
 
     def row_group(self, number: int) -> Iterator[Block]:
-        data = read_whole(self.path)
+        data = read_whole(self.path, self.max_line, Remedy.MAX_LINE)
         try:
             text: str | Reason = without_mark(data).decode("utf-8")
         except UnicodeDecodeError:

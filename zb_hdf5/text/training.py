@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
@@ -70,6 +71,7 @@ def train_tokenizer(
     max_dropped: float = DEFAULT_MAX_DROPPED,
     overwrite: bool = False,
     split: str | None = AUTO_SPLIT,
+    max_line: int | str = BOUND_BYTES,
     progress: Callable[[int], None] = lambda amount: None,
     show_bars: bool = False,
 ) -> TrainingReport:
@@ -87,6 +89,8 @@ def train_tokenizer(
         The share of the lines, rows or files that may be no documents.
     split
         The split of the paths to train on, as the names of their files tell; None for all. Open files are all read.
+    max_line
+        The size of the longest line of the paths, or of a text file, such as "1GiB". Open files have theirs.
     progress
         Called with the characters of text that were read since the last call; all text is read twice.
     show_bars
@@ -105,7 +109,7 @@ def train_tokenizer(
     paths = [each for each in given if isinstance(each, str | os.PathLike)]
     files = [each for each in given if isinstance(each, DocumentFile)]
     if paths:
-        files += files_of_split(open_documents(paths), paths, split)
+        files += files_of_split(open_documents(paths, max_line=max_line), paths, split)
     path = local_path(path)
     if path.suffix != ".json":
         raise ArgumentError(f"{path}: expected a name that ends in .json; the ranks for tiktoken go next to it")

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, ZbError, conversion_call
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError, ZbError, conversion_call
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.named_splits import are_splits
@@ -132,6 +133,7 @@ def open_hf(
     dtype: str = "auto",
     vocab_size: int = 0,
     max_document_tokens: int | None = None,
+    max_line: int = BOUND_BYTES,
 ) -> IdSource:
     """Open data sets of ids as documents.
 
@@ -143,9 +145,13 @@ def open_hf(
         As for `Wanted`.
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
+    max_line
+        The bytes of the longest line.
 
     Raises
     ------
+    ArgumentError
+        If `max_line` is named for files without lines.
     ConvertError
         If a path has no such files, or a file lacks a column, or two have not the same fields.
     FormatError
@@ -157,10 +163,12 @@ def open_hf(
     for path in (file for each in paths for file in files_of(each)):
         kind = kind_of_file(path)
         if kind is JsonLinesIds:
-            files.append(JsonLinesIds(path, wanted, columns))
+            files.append(JsonLinesIds(path, wanted, columns, max_line))
             columns = files[0].columns
         else:
             files.append(kind(path, wanted))
+    if max_line != BOUND_BYTES and columns is None:
+        raise ArgumentError(f"{paths[0]}: max_line is for JSON lines: leave it out", options=["max_line"])
     return IdSource(
         files,
         HF,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
 from zb_hdf5.formats.id_source import (
@@ -301,23 +302,21 @@ class JsonLinesIds(IdFile):
         The columns that a conversion asks for.
     columns
         Those of the first file, which all have to have; None: this is the first one.
+    max_line
+        The bytes of the longest line.
     """
 
-    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None) -> None:
+    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None, max_line: int = BOUND_BYTES) -> None:
         self.path = path
-        self._file = JsonLinesFile(path)
-        self.columns = columns or wanted.columns(path, self.kinds(path))
+        self._file = JsonLinesFile(path, max_line=max_line)
+        self.columns = columns or wanted.columns(path, _kinds_in(self._file))
         count = self._file.num_row_groups
         self.group_bytes = [-(-path.stat().st_size // count)] * count
 
     @classmethod
     def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
         """Return for each key the dtype of the numbers in its lists, or what else it has, by the first lines."""
-        kinds: dict[str, np.dtype[Any] | str | None] = {}
-        for row in JsonLinesFile(path).first_objects():
-            for name, value in row.items():
-                kinds[name] = _merged(kinds.get(name), value)
-        return {name: "no values" if kind is None else kind for name, kind in kinds.items()}
+        return _kinds_in(JsonLinesFile(path))
 
     def rows(self, number: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, self._file.first_line(number))
@@ -345,6 +344,15 @@ class JsonLinesIds(IdFile):
         if not isinstance(row, dict):
             raise FormatError(f"{where}: expected a JSON object, found {bytes(line[:40])!r}")
         return row
+
+
+def _kinds_in(file: JsonLinesFile) -> dict[str, np.dtype[Any] | str]:
+    """Return for each key of the first lines of a file what `JsonLinesIds.kinds` has."""
+    kinds: dict[str, np.dtype[Any] | str | None] = {}
+    for row in file.first_objects():
+        for name, value in row.items():
+            kinds[name] = _merged(kinds.get(name), value)
+    return {name: "no values" if kind is None else kind for name, kind in kinds.items()}
 
 
 def _numbers(row: Mapping[str, Any], name: str, where: str, is_ids: bool) -> npt.NDArray[Any]:

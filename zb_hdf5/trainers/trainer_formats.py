@@ -125,7 +125,7 @@ TRAINER_FORMATS: Final[dict[str, TrainerFormat]] = {
         (".arrow", ".parquet", *LINE_SUFFIXES, "state.json", "dataset_dict.json"),
         recognises="zb_hdf5.trainers.hf:is_hf",
         source="zb_hdf5.trainers.hf:open_hf",
-        options=(*_ROW_OPTIONS, *_COLUMN_OPTIONS),
+        options=(*_ROW_OPTIONS, *_COLUMN_OPTIONS, "max_line"),
         writer="zb_hdf5.trainers.table_writers:ArrowWriter",
         holds_ids=True,
         holds_metadata=True,

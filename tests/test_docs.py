@@ -497,7 +497,7 @@ def test_python_examples_run(page, tmp_path, monkeypatch, capsys):
     compared = run_page(TEXT[page], names, capsys, with_commands=page in COMMANDS_RUN)
     assert compared >= CLAIMS.get(page, 0)
     steps = {"README.md": 3 * len(tokens), "train.md": 3 * len(tokens), "mixtures.md": 20}
-    steps |= dict.fromkeys(("operate.md", "remote.md", "index.md"), len(tokens))
+    steps |= dict.fromkeys(("operate.md", "remote.md", "index.md", "large_jobs.md"), len(tokens))
     assert len(seen) == steps.get(page, 0)
 
 

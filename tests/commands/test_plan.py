@@ -1,5 +1,8 @@
 """`zb plan`: each figure is that of the loaders of a job, and the opens are those that strace sees in real jobs."""
 
+import re
+from pathlib import Path
+
 import h5py
 import numpy as np
 import opens
@@ -104,20 +107,46 @@ def test_opens_are_those_of_real_jobs_of_1_8_and_64_processes(folder, kind, tmp_
         assert (max(counts), sum(counts)) == (values["opens_per_epoch"], values["opens_of_all"])
 
 
+#: The page of large jobs, with a table of counts.
+PAGE = Path(__file__).parents[2] / "docs" / "large_jobs.md"
+
+
+def row_of_page(beginning):
+    """Return the counts of a row of the table: of 1, 8 and 64 processes, and those of 10,000 by arithmetic."""
+    [cells] = re.findall(rf"^\| {re.escape(beginning)}[^|]*\|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return [int(cell.replace(",", "")) for cell in cells.split("|")]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace")
-@pytest.mark.parametrize("shuffle", ["global", "records"])
-def test_bytes_are_those_of_real_jobs_and_a_batch_and_its_crc32_of_each_file(folder, shuffle, tmp_path):
-    path = folder / "store"
-    found = opens.ranks_of(tmp_path, path, [1, 4], access="pread", shuffle=shuffle)
-    for ranks, traced in found.items():
-        values, _ = plan(path, ranks, {}, "--shuffle", shuffle)
-        for each in traced:
-            files = each.opens - values["opens_at_opening"]
-            with Loader(path, rank=0, world_size=1) as loader:
-                reader = loader.reader
-                crc32_bytes = 4 * reader.num_batches
-                batch_bytes = reader.meta.batch_bytes
-            read = values["steps"] * values["bytes_per_step"]
-            assert files == 8
-            assert each.num_bytes == read + files * batch_bytes + crc32_bytes
+def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(tmp_path):
+    (tmp_path / "traces").mkdir()
+    np.save(tmp_path / "records.npy", np.arange(16_384 * 512, dtype=np.uint16).reshape(16_384, 512))
+    path = tmp_path / "store"
+    convert(tmp_path / "records.npy", "hdf5", path, batch_size=8, shards=16, workers=1, shuffle=False)
+    found = opens.ranks_of(tmp_path / "traces", path, [1, 8, 64], access="pread")
+    for place, (ranks, traced) in enumerate(found.items()):
+        values, _ = plan(path, ranks, {})
+        counts = {
+            "steps of each": values["steps"],
+            "opens of each at opening": values["opens_at_opening"],
+            "looks of each": max(each.looks for each in traced),
+            "shards that each opens": max(each.opens for each in traced) - 2,
+            "opens of all": sum(each.opens for each in traced),
+            "reads of each in a step": values["reads_per_step"],
+            "bytes of each in its steps": values["steps"] * values["bytes_per_step"],
+            "bytes of each to prove": values["proof_bytes"],
+        }
+        assert counts == {name: row_of_page(name)[place] for name in counts}
+        assert counts["opens of all"] == values["opens_of_all"]
+        most = max(each.num_bytes for each in traced)
+        assert most == counts["bytes of each in its steps"] + counts["bytes of each to prove"]
+
+
+def test_the_figures_of_10_000_ranks_follow_from_the_counts():
+    shards, batches, batch_bytes = 1_024, 2**43 // 2**16, 8 * 4_096 * 2
+    row = {name: row_of_page(name) for name in ("steps", "opens of all", "bytes of each in", "bytes of each to")}
+    assert row["steps"][3] == batches // 10_000
+    assert row["opens of all"][3] == 10_000 * (2 + shards)
+    assert row["bytes of each in"][3] == row["steps"][3] * batch_bytes
+    assert row["bytes of each to"][3] == shards * batch_bytes + 4 * batches

@@ -33,6 +33,8 @@ COUNTED_STEPS: Final = 1 << 16
 #: Steps that are timed after the first one, at most, and the seconds that they may take together.
 TIMED_STEPS: Final = 32
 TIMED_S: Final = 1.0
+#: Bytes of the crc32 of a batch.
+CRC32_BYTES: Final = 4
 
 
 class Figure(NamedTuple):
@@ -247,6 +249,8 @@ def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[
         "opens_per_epoch": Figure(of_rank, "counted", f"{least}{counted(of_rank, 'open')} of the rank with most"),
         "opens_of_all": Figure(total, how, f"{least}{counted(total, 'open')} of {counted(job.ranks, 'rank')}"),
     }
+    if loader.reader.verified == "whole reads":
+        figures["proof_bytes"] = _bytes_of_proofs(loader.reader, max(later))
     if index_bytes:
         every = index_bytes * job.nodes
         figures["index_bytes"] = Figure(
@@ -255,6 +259,15 @@ def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[
             f"{format_bytes(index_bytes)} of a rank; {format_bytes(every)} of {counted(job.nodes, 'node')}",
         )
     return figures
+
+
+def _bytes_of_proofs(reader: BatchReader, num_files: int) -> Figure:
+    """Return the bytes by which a rank proves files at their first reads: of each a batch and all crc32 values."""
+    crc32_bytes = round(CRC32_BYTES * reader.num_batches * num_files / (len(reader.tokens.starts) - 1))
+    total = num_files * reader.meta.batch_bytes + crc32_bytes
+    return Figure(
+        total, "arithmetic", f"{format_bytes(total)} of a rank in an epoch: a batch and the crc32 values of each shard"
+    )
 
 
 def _figures_of_time(loader: Loader, opening_s: float) -> dict[str, Figure]:

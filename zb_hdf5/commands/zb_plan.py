@@ -30,6 +30,7 @@ NAMES_OF_FIGURES: Final = {
     "opens_at_opening": "at opening",
     "opens_per_epoch": "in an epoch",
     "opens_of_all": "opens of all",
+    "proof_bytes": "proofs",
     "index_bytes": "index",
     "first_batch_s": "first batch",
     "read_s": "later batch",

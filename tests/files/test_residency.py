@@ -22,6 +22,7 @@ from benchmarks import measure as m
 from benchmarks import memory_cap
 from zb_hdf5 import DocumentLoader, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.files import residency, tokens
+from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.ranges import LocalFile, in_memory
 from zb_hdf5.files.residency import READS_UNTIL_LOOK, SURROUNDINGS, WATCHED_ONE_IN, Residency
 
@@ -40,6 +41,8 @@ class Pages:
         self.faults = 0
         self.reads = []
         self.announced = []
+        self.past_cache = []
+        real_begin = DirectReads.begin
         real_read = LocalFile.read_ranges
         real_advise = os.posix_fadvise
 
@@ -53,7 +56,12 @@ class Pages:
                 self.announced.append((os.path.realpath(f"/proc/self/fd/{fd}"), offset, num_bytes))
             real_advise(fd, offset, num_bytes, advice)
 
+        def begin(reads, wanted):
+            self.past_cache.extend(wanted)
+            real_begin(reads, wanted)
+
         monkeypatch.setattr(LocalFile, "read_ranges", read_ranges)
+        monkeypatch.setattr(DirectReads, "begin", begin)
         monkeypatch.setattr(os, "posix_fadvise", advise)
         for module in (tokens, residency):
             monkeypatch.setattr(module, "page_in_memory", lambda fd, offset: self.in_memory)
@@ -63,6 +71,7 @@ class Pages:
     def clear(self):
         self.reads.clear()
         self.announced.clear()
+        self.past_cache.clear()
 
 
 @pytest.fixture
@@ -137,12 +146,13 @@ def test_what_is_not_in_memory_gives_the_same_steps_in_each_epoch(kind, shuffle,
         for epoch in (0, 1):  # the pages in memory are lost
             pages.faults += 1
             assert are_equal(epoch_of(loader, epoch), warm[epoch])
-        assert pages.announced
+        assert pages.announced or pages.past_cache
         pages.in_memory = True
         assert are_equal(epoch_of(loader, 0), warm[0])
         pages.clear()
         assert are_equal(epoch_of(loader, 1), warm[1])
         assert not pages.announced
+        assert not pages.past_cache
 
 
 @pytest.mark.parametrize("kind", ["store", "shards", ".batch", ".npy", "files", "stream", "foreign", "fields"])

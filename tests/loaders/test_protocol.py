@@ -301,8 +301,12 @@ def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkey
 
         for _ in range(2):
             with monkeypatch.context() as broken:
-                called = {"Loader": "steps.crc32_of", "DocumentLoader": "step_values.from_numpy"}  # in each step
-                broken.setattr(f"zb_hdf5.loaders.{called.get(name, 'steps.from_numpy')}", Mock(side_effect=error))
+                called = {
+                    "Loader": ["whole_batches.crc32_of"],
+                    "DocumentLoader": ["step_values.from_numpy"],
+                }  # in each step
+                for function in called.get(name, ["steps.from_numpy", "whole_batches.from_numpy"]):
+                    broken.setattr(f"zb_hdf5.loaders.{function}", Mock(side_effect=error))
                 for _ in range(4):  # some may have been read before
                     before = loader.state_dict()
                     with contextlib.suppress(error):

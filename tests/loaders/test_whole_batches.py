@@ -13,7 +13,7 @@ from packed import write_packed
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.loaders import steps
+from zb_hdf5.loaders import whole_batches
 
 ALONE = {"rank": 0, "world_size": 1}
 NUM_BATCHES = 300
@@ -38,7 +38,7 @@ def arrays(steps):
 @pytest.mark.parametrize("access", ["auto", "pread"])
 @pytest.mark.thin
 def test_resolved_steps_give_what_threads_read(many_shards, options, shuffle, access, monkeypatch):
-    monkeypatch.setattr(steps, "MAX_MET", 3)
+    monkeypatch.setattr(whole_batches, "MAX_MET", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
         with Loader(many_shards, access=access, **how) as loader, Loader(many_shards, prefetch=2, **how) as other:
@@ -116,7 +116,7 @@ def test_bytes_that_change_after_their_comparison_are_not_given(
             met.add(content)
         return found
 
-    monkeypatch.setattr(steps, "crc32_of", lambda compared: changed(compared, crc32_of(compared)))
+    monkeypatch.setattr(whole_batches, "crc32_of", lambda compared: changed(compared, crc32_of(compared)))
     with Loader(copy, **how) as loader:
         np.testing.assert_array_equal(arrays(loader), expected)
     assert len(met) == NUM_BATCHES

@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-
-import numpy as np
 
 from zb_hdf5.errors import ArgumentError, UnavailableError
 from zb_hdf5.files.objects import MAX_READS
@@ -175,15 +173,19 @@ class BatchHints:
 
     def announce(self, requests: Sequence[StoredRequest]) -> None:
         """Announce the batches of requests, which are numbers of batches, or arrays of the numbers of records."""
-        batches = [np.array([one]) if isinstance(one, int) else one // self._records_per_batch for one in requests]
-        new = np.array(sorted(set(np.concatenate(batches).tolist()) - self._announced), np.int64)
+        batches = set[int]()
+        for one in requests:
+            batches.update((one,) if isinstance(one, int) else (one // self._records_per_batch).tolist())
+        new = sorted(batches - self._announced)
         if len(self._announced) + len(new) > REMEMBERED_HINTS:
             self._announced.clear()
-        self._announced.update(new.tolist())
-        if len(new):
-            for run in np.split(new, np.flatnonzero(np.diff(new) != 1) + 1):
-                for will_need in self._will_need:
-                    will_need(int(run[0]), len(run))
+        self._announced.update(new)
+        for _, run in groupby(
+            enumerate(new), lambda pair: pair[1] - pair[0]
+        ):  # the same as long as they are neighbours
+            found = [number for _, number in run]
+            for will_need in self._will_need:
+                will_need(found[0], len(found))
 
 
 def hint_ahead(

@@ -151,7 +151,8 @@ class Loader(EpochLoader[BatchT]):
         Batches to read ahead in background threads; in one thread while the data are in the page cache. 0: none, which
         is fastest then.
         "auto": 32 MiB of a store at a URL; 8 with a `device` or on a network file system; else none, but if the
-        coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead.
+        coming batches are not in the page cache the kernel gets a hint of each of them 64 batches ahead, or reads them
+        past the page cache if they are whole and memory cannot hold half of the store.
     skip
         (epoch, start, stop): jump over these positions of an epoch, for example bad data that made the loss jump.
     mask_documents

@@ -1,18 +1,13 @@
-"""The steps of a loader are read from the page cache, after hints to the kernel, in threads, or to a device.
-
-Whole stored batches of plain local files are read without another layer: one check and one widening each.
-"""
+"""The steps of a loader are read from the page cache or past it, after hints to the kernel, in threads, to a device."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, repeat
-from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -21,18 +16,18 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError, ZbError
-from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.objects import reads_at_once
-from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.residency import WATCHED_ONE_IN
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.files.tokens import FileTokens, StoredIds, Wait
+from zb_hdf5.files.tokens import StoredIds, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.ahead import BatchHints, Depth, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
+from zb_hdf5.loaders.direct_batches import DirectBatches
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
 from zb_hdf5.loaders.step_values import REREAD_S, StepValues, value_count
 from zb_hdf5.loaders.stored_targets import has_targets
+from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
 
@@ -52,22 +47,10 @@ Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, 
 FAR_PARTS: Final = 16
 #: Steps read ahead from a server are at least so many turns of all threads.
 FAR_TURNS: Final = 8
-#: Single batches for which one sample of the store holds.
-SINGLE_READS: Final = 4096
-#: Batches of that sample.
-SINGLE_SAMPLE: Final = 32
-#: Single batches for which the size of a file holds.
-MET_READS: Final = 64
-#: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
-MAX_MET: Final = 32
-#: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
-#: be None. Without array and tokens, the reader reads the batches.
-Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 #: Steps of a block, at most, that are looked up in the page cache; of scattered records, so many if there are.
 MAX_SAMPLE: Final = 32
 #: One step in so many of a block of whole batches is looked up, but at least 4.
 SAMPLED_ONE_IN: Final = 16
-_local = threading.local()
 
 
 def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
@@ -94,166 +77,6 @@ def require_no_overflow(reader: BatchReader, tokens: npt.NDArray[Any]) -> None:
             f"{reader.path}: expected ids below 2**31, which torch.int32 holds, found {least + 2**32:,}; pass "
             "dtype=torch.int64"
         )
-
-
-class WholeBatches:
-    """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
-
-    The reader reads the batches of other files, and batches whose crc32 differs: it raises the errors. The size of a
-    mapped file is asked for once in a block: a file that is cut short inside it is a bus error. With verify="batch"
-    a batch is copied first, and the copy is compared: a file that changes meanwhile changes nothing that was compared.
-    The file of a cache is not mapped.
-
-    Parameters
-    ----------
-    reader
-        A store that `serves`.
-    narrow
-        The tensors are of int32, else of int64.
-    """
-
-    def __init__(self, reader: BatchReader, narrow: bool) -> None:
-        self._reader = reader
-        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
-        self._dtype = np.dtype(np.int32 if narrow else np.int64)
-        self._shape = (-1, *reader.meta.shape)
-        self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
-        is_plain_view = narrow and reader.dtype == np.uint32
-        #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
-        self._stored = self._dtype if is_plain_view else reader.dtype
-        self._copies = reader.verified == "all reads"
-        #: The pages of a batch are touched by whoever uses it.
-        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
-        self._most_met = files_at_hand(MAX_MET)
-        self._is_ready = False
-        self._met: dict[int, Met] = {}
-        self._reads_left = 0
-        self._looks_left = 0
-        self._unit = reader.meta.batch_tokens
-        self._starts = reader.tokens.starts
-
-    @staticmethod
-    def serves(reader: BatchReader) -> bool:
-        """Return whether batches are stored one by one in plain files that do not grow, or in a cache."""
-        tokens = reader.tokens
-        unit = reader.meta.batch_tokens
-        is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
-        if not reader.complete or not (is_plain or reader.in_front is not None):
-            return False
-        if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
-            return False
-        follow = tokens.unit == unit and reader.windows.stride == reader.windows.length
-        return follow and not any(start % unit for start in tokens.starts[:-1])
-
-    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
-        """Yield each of some batches, in order. They are in the page cache."""
-        starts = np.array(self._starts) // self._unit
-        numbers = starts[1:].searchsorted(batches, side="right")
-        files = numbers.tolist()
-        indices = (batches - starts[numbers]).tolist()
-        known = dict.fromkeys(files)
-        if self.gives_views and len(known) <= self._most_met:
-            with contextlib.suppress(ZbError, OSError):  # raised again at its own step
-                views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
-                if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
-                    return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
-        return map(self._read_at, batches.tolist(), files, indices, repeat({}))
-
-    def read(self, number: int) -> torch.Tensor:
-        """Return one batch, in any order of the numbers."""
-        is_ready = self.is_ready()
-        self._reads_left -= 1
-        if not is_ready:
-            return self._read(number)
-        file = bisect_right(self._starts, number * self._unit) - 1
-        return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
-
-    def is_ready(self) -> bool:
-        """Return whether single batches are in memory, as far as a sample of the store shows it."""
-        if self._reads_left <= 0:  # below 0 where threads meet
-            self._look()
-        return self._is_ready
-
-    def _look(self) -> None:
-        """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
-        self._met = {}
-        self._reads_left = MET_READS
-        if self._looks_left <= 0:
-            self._looks_left = SINGLE_READS // MET_READS
-            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
-            self._is_ready = self._is_far or all(map(self._reader.is_cached, sample))
-        self._looks_left -= 1
-
-    def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
-        """Return batch `number`, which is batch `index` of a file; `met` keeps the files for the next batches."""
-        known = met.get(file)
-        if known is None:
-            if len(met) >= self._most_met:
-                met.clear()
-            known = met[file] = self._meet(file, number)
-        views, crc32, plain = known
-        expected = None if crc32 is None else crc32(index)
-        if expected is not None and expected < 0:  # the cache lacks it
-            return self._read(number)
-        batch: npt.NDArray[Any] | None = None
-        if views is not None:
-            batch = self._copied(views[index]) if self._copies else views[index]
-        elif plain is not None:
-            batch = self._filled(plain, index)
-        if batch is None or (expected is not None and crc32_of(batch) != expected):
-            return self._read(number)
-        return from_numpy()(batch.astype(self._dtype, copy=False))
-
-    def _meet(self, file: int, number: int) -> Met:
-        """Open the file of a batch that is about to be read, and ask for its size."""
-        tokens = self._reader.tokens
-        known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
-        plain = known.plain
-        if plain is None or plain.unit != self._unit:
-            return None, None, None
-        views, crc32, _, _ = plain.at_hand(self.gives_views)
-        if views is None:
-            return None, crc32, None if self.gives_views else plain
-        return views.reshape(self._shape).view(self._stored), crc32, None
-
-    def _buffer(self) -> npt.NDArray[Any]:
-        """Return an array for a batch: one of this thread, which the next batch fills again, if it is widened then.
-
-        A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
-        """
-        shape = self._shape[1:]
-        if self._stored == self._dtype:
-            return np.empty(shape, self._dtype)
-        found: npt.NDArray[Any] | None = getattr(_local, "batch", None)
-        if found is None or found.shape != shape or found.dtype != self._stored:
-            found = _local.batch = np.empty(shape, self._stored)
-        return found
-
-    def _copied(self, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        copy = self._buffer()
-        copy[...] = batch
-        return copy
-
-    def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
-        """Read a batch by its position; None if the read failed: the reader has the message."""
-        if self._is_far:
-            return plain.unit_of_object(index).reshape(self._shape[1:])
-        batch = self._buffer()
-        run = plain.extents.runs[0]
-        try:
-            num_bytes = os.preadv(plain.file.fd, (batch,), run.base + index * run.stride)
-        except OSError:
-            return None
-        return batch if num_bytes == batch.nbytes else None
-
-    def close(self) -> None:
-        """Let go of the files of the last single batches."""
-        self._met = {}
-        self._reads_left = 0
-        self._looks_left = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}
 
 
 def _parts(numbers: Iterable[int], least: int, most: int) -> Iterator[list[int]]:
@@ -298,7 +121,8 @@ class StepReader:
 
     - in the page cache, whole stored batches: `WholeBatches.read_all`
     - in the page cache, records or windows: `_from_map`
-    - on a local disk, with prefetch="auto": one after the other, after hints to the kernel (`hint_ahead`)
+    - on a local disk, with prefetch="auto", whole stored batches that memory cannot keep: `_read_past_cache`
+    - on a local disk, with prefetch="auto", all others: one after the other, after hints to the kernel (`hint_ahead`)
     - on a server, plain whole batches: several by one request (`_read_far`)
     - else, and always to a device: one by one, in threads (`read_to`)
     """
@@ -344,8 +168,10 @@ class StepReader:
         self._dtype = numpy_dtype(dtype)
         narrow = self._dtype == np.int32
         self._may_overflow = may_overflow(reader, self._dtype)
-        self._read_batch = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
+        self._read_batch: Callable[[int], torch.Tensor] = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        if self._whole is not None:
+            self._read_batch = self._whole.read_by_position
         is_stream = reader.layout == STREAM_LAYOUT
         self._windows = MappedWindows(reader, self._dtype, self._tokens) if is_stream else None
 
@@ -453,7 +279,9 @@ class StepReader:
             yield (residency.watch(next, steps),)
             if residency.waits != waits:
                 rest = iter(requests_in(block[first + 1 :]))
-                yield map(self._read_by_position, rest) if self._prefetch == 0 else self._read_hinted(plan, rest)
+                is_whole = block.ndim == 1
+                hinted = self._prefetch != 0
+                yield self._read_hinted(plan, rest, is_whole) if hinted else map(self._read_by_position, rest)
                 return
             yield islice(steps, WATCHED_ONE_IN - 1)
 
@@ -505,18 +333,42 @@ class StepReader:
         is_auto = self._prefetch == "auto"
         depth, threads = self.depth(plan)
         if is_auto and not depth:
-            return self._read_hinted(plan, requests)
+            return self._read_hinted(plan, requests, is_whole)
         is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
         if is_plain and is_whole and is_auto and self._device is None and self._values is None:
             return self._read_far(chain.from_iterable(block.tolist() for block in blocks), depth)
         return read_to(self._device, self._read_by_position, requests, depth, threads)
 
-    def _read_hinted(self, plan: StepPlan, requests: Iterator[StoredRequest]) -> Iterator[Any]:
-        """Read steps one after the other, with hints to the kernel."""
+    def _read_hinted(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
+        """Read steps of a local disk one after the other, later ones being under way."""
         if plan.scattered:
             return hint_ahead(self._read_by_position, self.announce, requests, hinted_steps(plan.batch_size))
-        hints = BatchHints([column.will_need for column in self._columns], plan.records_per_batch)
-        return hint_ahead(self._read_by_position, hints.announce, requests)
+        if is_whole and self._whole is not None and self._whole.outruns_memory:
+            return self._read_past_cache(plan, requests)
+        return hint_ahead(self._read_by_position, self._hints(plan, self._columns).announce, requests)
+
+    def _read_past_cache(self, plan: StepPlan, numbers: Iterator[int]) -> Generator[Any]:
+        """Read whole stored batches past the page cache, but for their fields."""
+        tokens, *fields = self._columns
+        announce_fields = self._hints(plan, fields).announce
+        try:
+            batches = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
+        except OSError:  # this system has no such reads, or does not allow them
+            yield from hint_ahead(self._read_by_position, self._hints(plan, self._columns).announce, numbers)
+            return
+
+        def announce(some: list[int]) -> None:
+            batches.announce(some)
+            if fields:
+                announce_fields(some)
+
+        with contextlib.closing(batches):
+            yield from hint_ahead(
+                lambda number: self._step(number, self._fitting(batches.read(number))), announce, numbers, batches.depth
+            )
+
+    def _hints(self, plan: StepPlan, columns: Sequence[BatchReader]) -> BatchHints:
+        return BatchHints([column.will_need for column in columns], plan.records_per_batch)
 
     @property
     def _columns(self) -> list[BatchReader]:

@@ -1,0 +1,75 @@
+"""Whole stored batches that memory cannot keep, read past the page cache some steps before they are given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from zb_hdf5.errors import ZbError
+from zb_hdf5.files.direct_reads import DirectRead, DirectReads
+from zb_hdf5.files.ranges import LocalFile
+from zb_hdf5.loaders.ahead import HINTED_AHEAD, HINTED_TOGETHER
+from zb_hdf5.loaders.whole_batches import BatchPlace, WholeBatches
+
+if TYPE_CHECKING:
+    import torch
+
+#: Bytes of the batches that are under way, about; of larger batches, one.
+UNDER_WAY_BYTES: Final = 16 << 20
+
+
+class DirectBatches:
+    """Reads batches in the order in which they were announced. To be used by one thread.
+
+    Each read that is refused or fails is made in the usual way, which raises the error; batches that are announced
+    from then on are announced to the kernel.
+
+    Parameters
+    ----------
+    whole
+        The batches.
+    announce
+        Announces batches to the kernel, by their numbers.
+
+    Attributes
+    ----------
+    depth
+        Batches between the announcement and the read, about.
+
+    Raises
+    ------
+    OSError
+        If this system has no such reads, or does not allow them.
+    """
+
+    def __init__(self, whole: WholeBatches, announce: Callable[[Sequence[int]], None]) -> None:
+        self.depth = max(1, min(HINTED_AHEAD, UNDER_WAY_BYTES // whole.batch_bytes))
+        self._whole = whole
+        self._reads = DirectReads(whole.batch_bytes, self.depth + min(self.depth, HINTED_TOGETHER))
+        self._announce = announce
+        self._begun = deque[BatchPlace]()
+        self.close = self._reads.close
+
+    def announce(self, numbers: Sequence[int]) -> None:
+        """Begin to read batches."""
+        if not self._reads.is_usable:
+            self._announce(numbers)
+            return
+        reads = []
+        for number in numbers:
+            try:
+                place = self._whole.place(number)
+            except (ZbError, OSError):  # raised again by its read
+                continue
+            plain = place.plain
+            if plain is not None and isinstance(plain.file, LocalFile):
+                self._begun.append(place)
+                reads.append(DirectRead(place.file, plain.file, plain.extents.offset(place.within)))
+        self._reads.begin(reads)
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return a batch."""
+        if self._begun and self._begun[0].number == number:
+            return self._whole.read_from(self._begun.popleft(), self._reads.take())
+        return self._whole.read_by_position(number)

@@ -1,0 +1,268 @@
+"""Whole stored batches of plain files, read without another layer: one check and one widening each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from operator import getitem
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ZbError
+from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.paths import files_at_hand
+from zb_hdf5.files.tokens import FileTokens, Wait
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.packages import from_numpy
+
+if TYPE_CHECKING:
+    import torch
+
+    from zb_hdf5.files.ranges import LocalFile
+
+#: Single batches for which one sample of the store holds.
+SINGLE_READS: Final = 4096
+#: Batches of that sample.
+SINGLE_SAMPLE: Final = 32
+#: Single batches for which the size of a file holds.
+MET_READS: Final = 64
+#: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
+MAX_MET: Final = 32
+#: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
+#: be None. Without array and tokens, the reader reads the batches.
+Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
+_local = threading.local()
+
+
+class BatchPlace(NamedTuple):
+    """A stored batch: its number, that of its file, its number there, and the tokens of the file.
+
+    Without tokens it has no place in a plain file: the reader reads it.
+    """
+
+    number: int
+    file: int
+    within: int
+    plain: FileTokens | None
+
+
+class WholeBatches:
+    """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
+
+    The reader reads the batches of other files, and batches whose crc32 differs: it raises the errors. The size of a
+    mapped file is asked for once in a block: a file that is cut short inside it is a bus error. With verify="batch"
+    a batch is copied first, and the copy is compared: a file that changes meanwhile changes nothing that was compared.
+    The file of a cache is not mapped.
+
+    Parameters
+    ----------
+    reader
+        A store that `serves`.
+    narrow
+        The tensors are of int32, else of int64.
+    """
+
+    def __init__(self, reader: BatchReader, narrow: bool) -> None:
+        self._reader = reader
+        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._dtype = np.dtype(np.int32 if narrow else np.int64)
+        self._shape = (-1, *reader.meta.shape)
+        self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
+        is_plain_view = narrow and reader.dtype == np.uint32
+        #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
+        self._stored = self._dtype if is_plain_view else reader.dtype
+        self._copies = reader.verified == "all reads"
+        #: The pages of a batch are touched by whoever uses it.
+        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
+        self._most_met = files_at_hand(MAX_MET)
+        self._is_ready = False
+        self._met: dict[int, Met] = {}
+        self._reads_left = 0
+        self._looks_left = 0
+        self._unit = reader.meta.batch_tokens
+        self._starts = reader.tokens.starts
+        #: Batches are read by their positions.
+        self._has_places = not self._is_far and (reader.tokens.access != "mmap" or reader.in_front is not None)
+
+    @staticmethod
+    def serves(reader: BatchReader) -> bool:
+        """Return whether batches are stored one by one in plain files that do not grow, or in a cache."""
+        tokens = reader.tokens
+        unit = reader.meta.batch_tokens
+        is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
+        if not reader.complete or not (is_plain or reader.in_front is not None):
+            return False
+        if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
+            return False
+        follow = tokens.unit == unit and reader.windows.stride == reader.windows.length
+        return follow and not any(start % unit for start in tokens.starts[:-1])
+
+    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are in the page cache."""
+        starts = np.array(self._starts) // self._unit
+        numbers = starts[1:].searchsorted(batches, side="right")
+        files = numbers.tolist()
+        indices = (batches - starts[numbers]).tolist()
+        known = dict.fromkeys(files)
+        if self.gives_views and len(known) <= self._most_met:
+            with contextlib.suppress(ZbError, OSError):  # raised again at its own step
+                views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+                if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
+                    return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
+        return map(self._read_at, batches.tolist(), files, indices, repeat({}))
+
+    def read(self, number: int) -> torch.Tensor:
+        """Return one batch, in any order of the numbers."""
+        is_ready = self.is_ready()
+        self._reads_left -= 1
+        if not is_ready:
+            return self.read_by_position(number)
+        file = bisect_right(self._starts, number * self._unit) - 1
+        return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
+
+    def is_ready(self) -> bool:
+        """Return whether single batches are in memory, as far as a sample of the store shows it."""
+        if self._reads_left <= 0:  # below 0 where threads meet
+            self._look()
+        return self._is_ready
+
+    def _look(self) -> None:
+        """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
+        self._met = {}
+        self._reads_left = MET_READS
+        if self._looks_left <= 0:
+            self._looks_left = SINGLE_READS // MET_READS
+            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = self._is_far or all(map(self._reader.is_cached, sample))
+        self._looks_left -= 1
+
+    def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
+        """Return batch `number`, which is batch `index` of a file; `met` keeps the files for the next batches."""
+        known = met.get(file)
+        if known is None:
+            if len(met) >= self._most_met:
+                met.clear()
+            known = met[file] = self._meet(file, number)
+        views, crc32, plain = known
+        expected = None if crc32 is None else crc32(index)
+        if expected is not None and expected < 0:  # the cache lacks it
+            return self._read(number)
+        batch: npt.NDArray[Any] | None = None
+        if views is not None:
+            batch = self._copied(views[index]) if self._copies else views[index]
+        elif plain is not None:
+            batch = self._filled(plain, index)
+        return self._compared(number, batch, expected)
+
+    def _compared(self, number: int, batch: npt.NDArray[Any] | None, expected: int | None) -> torch.Tensor:
+        """Return a batch if its crc32 is the expected one; else have the reader read it again, or raise the error."""
+        if batch is None or (expected is not None and crc32_of(batch) != expected):
+            return self._read(number)
+        return from_numpy()(batch.astype(self._dtype, copy=False))
+
+    @property
+    def outruns_memory(self) -> bool:
+        """Whether memory cannot keep the batches until they are read again, and each has a place in a file."""
+        reader = self._reader
+        return self._has_places and reader.in_front is None and reader.tokens.residency.outruns_memory
+
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of a batch as it is stored."""
+        return self._reader.meta.batch_bytes
+
+    def place(self, number: int) -> BatchPlace:
+        """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""
+        start = number * self._unit
+        file = bisect_right(self._starts, start) - 1
+        tokens = self._reader.tokens  # each time: the tokens of a reader that was closed have no places
+        plain = (tokens.known.get(file) or tokens.open_file(file, start)).plain
+        if plain is None or plain.unit != self._unit:
+            plain = None
+        return BatchPlace(number, file, number - self._starts[file] // self._unit, plain)
+
+    def read_by_position(self, number: int) -> torch.Tensor:
+        """Return one batch by a positioned read, wherever it is."""
+        if not self._has_places:
+            return self._read(number)
+        place = self.place(number)
+        batch = None if place.plain is None else self._filled(place.plain, place.within)
+        return self._proved(place, batch)
+
+    def read_from(self, place: BatchPlace, read: npt.NDArray[np.uint8] | None) -> torch.Tensor:
+        """Return the batch of a place, whose bytes were read some time ago; None: the read failed."""
+        if read is None or place.plain is None or not self._is_whole(place.plain):
+            return self._read(place.number)
+        batch = read.view(self._stored).reshape(self._shape[1:])
+        return self._proved(place, self._copied(batch) if self._stored == self._dtype else batch)
+
+    @staticmethod
+    def _is_whole(plain: FileTokens) -> bool:
+        """Return whether a file is open, and was not cut short: its crc32 may be mapped."""
+        try:
+            cast("LocalFile", plain.file).require_whole()
+        except (ZbError, OSError):
+            return False
+        return True
+
+    def _proved(self, place: BatchPlace, batch: npt.NDArray[Any] | None) -> torch.Tensor:
+        """Compare a batch after it was read, since a file that is cut short then gives none: see `_is_whole`."""
+        look_up = None if batch is None or place.plain is None else place.plain.look_up
+        return self._compared(place.number, batch, None if look_up is None else look_up()(place.within))
+
+    def _meet(self, file: int, number: int) -> Met:
+        """Open the file of a batch that is about to be read, and ask for its size."""
+        tokens = self._reader.tokens
+        known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
+        plain = known.plain
+        if plain is None or plain.unit != self._unit:
+            return None, None, None
+        views, crc32, _, _ = plain.at_hand(self.gives_views)
+        if views is None:
+            return None, crc32, None if self.gives_views else plain
+        return views.reshape(self._shape).view(self._stored), crc32, None
+
+    def _buffer(self) -> npt.NDArray[Any]:
+        """Return an array for a batch: one of this thread, which the next batch fills again, if it is widened then.
+
+        A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
+        """
+        shape = self._shape[1:]
+        if self._stored == self._dtype:
+            return np.empty(shape, self._dtype)
+        found: npt.NDArray[Any] | None = getattr(_local, "batch", None)
+        if found is None or found.shape != shape or found.dtype != self._stored:
+            found = _local.batch = np.empty(shape, self._stored)
+        return found
+
+    def _copied(self, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        copy = self._buffer()
+        copy[...] = batch
+        return copy
+
+    def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
+        """Read a batch by its position; None if the read failed: the reader has the message."""
+        if self._is_far:
+            return plain.unit_of_object(index).reshape(self._shape[1:])
+        batch = self._buffer()
+        run = plain.extents.runs[0]
+        try:
+            num_bytes = os.preadv(plain.file.fd, (batch,), run.base + index * run.stride)
+        except OSError:
+            return None
+        return batch if num_bytes == batch.nbytes else None
+
+    def close(self) -> None:
+        """Let go of the files of the last single batches."""
+        self._met = {}
+        self._reads_left = 0
+        self._looks_left = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}

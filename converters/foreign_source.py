@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at_foreign
 from zb_hdf5.formats.registry import FORMATS, backend_in, hdf5_files, hdf5_suffixes
+from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta
 from zb_hdf5.store.both_formats import stores_by_format
@@ -114,11 +115,11 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     warn_of_mask(read_as)
     columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
     if settings.target.is_stream:
-        _require_records(paths[0], settings.target.format, columns[0])
+        _require_documents(paths[0], settings.target.format, columns[0])
     tokens_only = settings.of(LossOptions).tokens_only
     row = FORMATS.get(settings.target.format)
     if tokens_only and (row is None or not row.tokens_only):
-        columns = [column._replace(meta=replace(column.meta, fields=()), fields={}) for column in columns]
+        columns = [_with_fields(column, DOCUMENTS_COLUMNS if settings.target.is_stream else ()) for column in columns]
     elif not tokens_only:
         for column in columns:
             require_no_unfit(column.path, column.meta)
@@ -136,9 +137,17 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     )
 
 
-def _require_records(path: Path, target: str, column: Column) -> None:
-    """Raise `ConvertError` unless each record may become a document of another trainer."""
-    if target == STREAM or column.meta.layout == STREAM_LAYOUT:
+def _with_fields(column: Column, names: Collection[str]) -> Column:
+    """Return a column with those of its fields that are named, and no other."""
+    fields = {name: each for name, each in column.fields.items() if name in names}
+    meta = replace(column.meta, fields=tuple(field for field in column.meta.fields if field.name in fields))
+    return column._replace(meta=meta, fields=fields)
+
+
+def _require_documents(path: Path, target: str, column: Column) -> None:
+    """Raise `ConvertError` unless each record may become a document of another trainer, or a field tells documents."""
+    is_told = any(name in column.fields for name in DOCUMENTS_COLUMNS)
+    if column.meta.layout == STREAM_LAYOUT or (target == STREAM and not is_told):
         raise ConvertError(
             f"{path}: expected documents for {target}, found a dataset of ids without them: convert it to batches: "
             f"{conversion_call(path, 'hdf5', dataset=column.name)}"

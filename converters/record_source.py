@@ -1,16 +1,20 @@
-"""Batches as a source for files of other trainers: each record is one of their documents."""
+"""Batches as a source of documents: each record is one, or several that a field tells apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard
 from zb_hdf5.converters.stream_source import GROUP_TOKENS, READ_TOKENS
+from zb_hdf5.field import Field
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.row_documents import RowDocuments, documents_field
+from zb_hdf5.notes import note
 
 
 class RecordSource(DocumentSource):
@@ -20,16 +24,20 @@ class RecordSource(DocumentSource):
     ----------
     batches
         The batches.
+    fields
+        Those of their fields that are given.
     """
 
     boundary_token_id = None
     has_ids = False
-    has_documents = False
 
-    def __init__(self, batches: BatchSource) -> None:
+    def __init__(self, batches: BatchSource, fields: Sequence[Field]) -> None:
         batches.check_reads()
         meta = batches.meta
         self._batches = batches
+        #: The field that tells the documents of a record apart; "": a record is one.
+        self._told_by = documents_told(batches)
+        self.has_documents = bool(self._told_by)
         shards = list(batches.shards) or [SourceShard(batches.num_batches)]
         firsts = list(accumulate((shard.num_batches for shard in shards[:-1]), initial=0))
         counts = _records_of(shards, batches)
@@ -45,7 +53,7 @@ class RecordSource(DocumentSource):
         self.dtype = meta.dtype
         self.vocab_size = meta.vocab_size
         self.tokenizer = meta.tokenizer
-        self.fields = meta.fields
+        self.fields = fields
         self.num_tokens = sum(counts) * meta.seq_len
         self.left_out = "the places of documents in the records" if batches.has_pieces else ""
         row_bytes = meta.seq_len * meta.dtype.itemsize
@@ -56,6 +64,10 @@ class RecordSource(DocumentSource):
         ]
         self.description = batches.description
         self.identity: dict[str, Any] = {"batches": batches.identity, "dtype": meta.dtype.name}
+        if self._told_by:
+            note(f"{batches.paths[0]}: its records are packed: field {self._told_by!r} tells their documents apart")
+            self.description = {**self.description, "documents": self._told_by}
+            self.identity["documents_field"] = self._told_by
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         meta = self._batches.meta
@@ -65,7 +77,7 @@ class RecordSource(DocumentSource):
         while begin < stop:
             end = min(begin // step * step + step, stop)
             block = self._block(begin, end)._replace(read=(end - first) * meta.seq_len * meta.dtype.itemsize)
-            yield block if choose is None else block.only(choose(end - begin))
+            yield block if choose is None else block.only(choose(len(block.lengths)))
             begin = end
 
     def _block(self, first: int, stop: int) -> Encoded:
@@ -78,16 +90,32 @@ class RecordSource(DocumentSource):
         self._batches.read_into(start, tokens)
         fields = {}
         for field in meta.fields:
-            values = np.empty((count, *meta.shape, *field.shape), field.dtype)
-            self._batches.read_field_into(field.name, start, values)
-            fields[field.name] = values.reshape(-1, meta.seq_len, *field.shape)[rows].reshape(-1, *field.shape)
+            if field in self.fields or field.name == self._told_by:
+                values = np.empty((count, *meta.shape, *field.shape), field.dtype)
+                self._batches.read_field_into(field.name, start, values)
+                fields[field.name] = values.reshape(-1, meta.seq_len, *field.shape)[rows].reshape(-1, *field.shape)
+        lengths = np.full(stop - first, meta.seq_len)
+        documents = RowDocuments(lengths, np.arange(stop - first))
+        if self._told_by:
+            documents = RowDocuments.of(self._told_by, fields[self._told_by], lengths, lengths)
         return Encoded(
             tokens.reshape(-1, meta.seq_len)[rows].reshape(-1),
-            np.full(stop - first, meta.seq_len),
+            documents.lengths,
             str(self.paths[0]),
-            np.arange(first + 1, stop + 1, dtype=np.uint64),
-            fields=fields or None,
+            (first + 1 + documents.rows).astype(np.uint64),
+            fields={field.name: fields[field.name] for field in self.fields} or None,
         )
+
+
+def documents_told(batches: BatchSource) -> str:
+    """Return the field that tells the documents of the records of batches apart; "": none does."""
+
+    def values_of(name: str, number: int) -> npt.NDArray[Any]:
+        values = np.empty((1, *batches.meta.shape), batches.meta.of_field(name).dtype)
+        batches.read_field_into(name, number, values)
+        return values
+
+    return documents_field(batches.meta.fields, batches.num_batches, values_of)
 
 
 def _records_of(shards: list[SourceShard], batches: BatchSource) -> list[int]:

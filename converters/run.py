@@ -23,9 +23,9 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.options import BoundOptions, Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.options import BoundOptions, LossOptions, Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.packed_source import PackedSource
-from zb_hdf5.converters.record_source import RecordSource
+from zb_hdf5.converters.record_source import RecordSource, documents_told
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
 from zb_hdf5.converters.shard_plan import ShardPlan
@@ -36,6 +36,7 @@ from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.registry import FORMATS
+from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.notes import note
 from zb_hdf5.trainers.trainer_formats import document_targets
 
@@ -120,8 +121,9 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     if not isinstance(opened, BatchSource | DocumentSource):
         source = CompletedSource(opened)
     target = settings.target
-    if isinstance(source, BatchSource) and target.format in document_targets():
-        source = RecordSource(source)
+    if isinstance(source, BatchSource) and target.is_stream and _gives_documents(source, target):
+        left = DOCUMENTS_COLUMNS if settings.of(LossOptions).tokens_only else ()
+        source = RecordSource(source, [field for field in source.meta.fields if field.name not in left])
     if isinstance(source, BatchSource) and target.is_stream:
         raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
     written = (target.path, partial_path(target.path), partial_path(scatter_path(target.path)))
@@ -134,6 +136,11 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     if left_out:
         note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
     return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
+
+
+def _gives_documents(source: BatchSource, target: Target) -> bool:
+    """Return whether batches become documents: each record one of another trainer, or those that a field tells."""
+    return target.format in document_targets() or bool(documents_told(source))
 
 
 def _noted(source: BatchSource | DocumentSource, target: Target) -> BatchSource | DocumentSource:

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from itertools import chain
+from itertools import chain, pairwise
 
 import h5py
 import numpy as np
@@ -12,7 +12,7 @@ from contract import is_refused
 from mds_folder import array_of, write
 from pyarrow import ipc, parquet
 
-from zb_hdf5 import Loader, convert, errors, open_stream
+from zb_hdf5 import Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream
 from zb_hdf5.formats.row_documents import RowDocuments
 
 #: The lengths of the documents of each row.
@@ -187,3 +187,110 @@ def test_a_mask_of_padding_divides_no_row(mask, tmp_path, capfd):
     convert(tmp_path / "a.parquet", "stream", tmp_path / "out")
     assert lengths_of(tmp_path / "out") == ([4], [1, 2, 3, 4])
     assert "packed" not in capfd.readouterr().err
+
+
+# --- records of HDF5, in place and converted -------------------------------------------------------------------------
+#: The lengths of the documents of each record of 12 ids.
+RECORDS = [[5, 3, 4], [12], [1, 8, 3], [2, 2, 2, 6], [11, 1], [6, 6], [4, 4, 4], [1, 1, 1, 9]]
+RECORD_IDS = np.arange(8 * 12, dtype=np.uint16).reshape(8, 12)
+TOLD_BY = {
+    "position_ids": np.array([positions_of(row) for row in RECORDS], np.int64),
+    "attention_mask": np.array([numbers_of(row) for row in RECORDS], np.uint8),
+}
+ONE_RANK = {"rank": 0, "world_size": 1}
+
+
+def write_records(path, column, axes=2):
+    shape = (8, 12) if axes == 2 else (4, 2, 12)
+    with h5py.File(path, "w") as h5:
+        h5["input_ids"] = RECORD_IDS.reshape(shape)
+        h5[column] = TOLD_BY[column].reshape(shape)
+    return path
+
+
+def documents_in(batch):
+    """Return the ids of each document of a batch."""
+    edges = batch["cu_seqlens"].tolist()
+    ids = batch["tokens"].reshape(-1).tolist()
+    return [tuple(ids[start:stop]) for start, stop in pairwise(edges)]
+
+
+def expected_documents(parts=1):
+    found = []
+    for ids, lengths in zip(RECORD_IDS.tolist(), RECORDS, strict=True):
+        edges = {*np.cumsum([0, *lengths]).tolist(), *range(0, 13, 12 // parts)}
+        found += [tuple(ids[start:stop]) for start, stop in pairwise(sorted(edges))]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("column", TOLD_BY)
+@pytest.mark.parametrize("shuffle", ["sequential", "global", "records", ("block", 2)])
+@pytest.mark.parametrize("seq_len", [None, 6])
+def test_records_of_hdf5_have_their_documents_in_place_in_each_order(column, shuffle, seq_len, tmp_path):
+    path = write_records(tmp_path / "a.h5", column)
+    options = {"batch_size": 2, "seq_len": seq_len, "documents": True, "shuffle": shuffle, **ONE_RANK}
+    with Loader(path, **options) as loader:
+        found = [document for batch in loader for document in documents_in(batch)]
+        single = [document for step in range(len(loader)) for document in documents_in(loader.dataset()[step])]
+    assert sorted(found) == sorted(single) == expected_documents(12 // (seq_len or 12))
+
+
+@pytest.mark.parametrize("column", TOLD_BY)
+def test_files_batches_stores_and_mixtures_have_the_same_documents(column, tmp_path):
+    (tmp_path / "folder").mkdir()
+    write_records(tmp_path / "folder" / "a.h5", column)
+    batches = write_records(tmp_path / "b.h5", column, axes=3)
+    store = tmp_path / "store"
+    convert(tmp_path / "folder" / "a.h5", "hdf5", store, batch_size=2, shards=2, workers=1)
+    how = {"documents": True, **ONE_RANK}
+    for path, options in ((tmp_path / "folder", {"batch_size": 4}), (store, {}), (batches, {})):
+        given = {"axes": "batch,record,token"} if path == batches else {}
+        with Loader(path, read_as=ReadAs(**given), **options, **how) as loader:
+            found = [document for batch in loader for document in documents_in(batch)]
+        assert sorted(found) == expected_documents()
+    with MixedLoader({"a": store}, {"a": 1}, **how) as loader:
+        assert set(documents_in(next(loader))) <= {*expected_documents()}
+
+
+@pytest.mark.parametrize("column", TOLD_BY)
+def test_records_become_the_same_documents_when_they_are_converted(column, tmp_path, capfd):
+    path = write_records(tmp_path / "a.h5", column)
+    report = convert(path, "stream", tmp_path / "out")
+    lengths, ids = lengths_of(tmp_path / "out")
+    assert lengths == [*chain(*RECORDS)]
+    assert ids == RECORD_IDS.reshape(-1).tolist()
+    assert report.to_json()["documents"] == len(lengths)
+    assert f"its records are packed: field '{column}' tells their documents apart" in capfd.readouterr().err
+    with open_stream(tmp_path / "out") as stream:
+        np.testing.assert_array_equal(stream.field(column).get_slice(0, 96), TOLD_BY[column].reshape(-1))
+    convert(path, "megatron", tmp_path / "a.bin", tokens_only=True)
+    assert lengths_of(tmp_path / "a.bin")[0] == lengths
+    convert(path, "stream", tmp_path / "ids", tokens_only=True)
+    with open_stream(tmp_path / "ids") as stream:
+        assert (np.diff(stream.doc_offsets).tolist(), stream.meta.fields) == (lengths, ())
+
+
+def test_targets_and_positions_stay_within_documents_in_place(tmp_path):
+    path = write_records(tmp_path / "a.h5", "position_ids")
+    options = {"batch_size": 8, "targets": True, "shuffle": "sequential", **ONE_RANK}
+    with Loader(path, documents=("position_ids",), **options) as loader:
+        batch = next(loader)
+    ends = np.zeros((8, 12), bool)
+    for row, lengths in enumerate(RECORDS):
+        ends[row, np.cumsum(lengths) - 1] = True
+    np.testing.assert_array_equal(batch["position_ids"], TOLD_BY["position_ids"])
+    np.testing.assert_array_equal(batch["targets"], np.where(ends, -100, np.roll(RECORD_IDS.astype(int), -1)))
+    with Loader(path, **options) as loader:  # as before, where no documents are asked for
+        _, targets = next(loader)
+    np.testing.assert_array_equal(targets, RECORD_IDS[:, 1:].astype(int))
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+def test_a_mask_of_padding_tells_no_documents_of_records(mask, tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as h5:
+        h5["input_ids"] = np.arange(12, dtype=np.uint16).reshape(3, 4)
+        h5["attention_mask"] = np.array([mask] * 3, np.uint8)
+    with open_reader(path) as reader:
+        is_refused(errors.BackendError, lambda: reader.read_pieces(np.arange(3)), match="holds no documents")
+    is_refused(errors.ArgumentError, lambda: convert(path, "stream", tmp_path / "out"), match="found batches")

@@ -281,7 +281,7 @@ def _origin(
     known = tokenizer_to_look(reader, tokenizer) if text else None
     if text and known is None:
         raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
-    rows = rows_of(reader, records, seq_len) if reader.has_pieces or text else None
+    rows = rows_of(reader, records, seq_len) if reader.tells_documents or text else None
     title = f"rank {name['rank']}" if "rank" in name else ""
     return Origin(title, name, list(_shards(reader, records, seq_len)), rows, known)
 

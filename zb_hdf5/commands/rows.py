@@ -187,7 +187,7 @@ def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None
     """Return records of a reader, of `seq_len` tokens each, with their pieces, fields and spans."""
     length = seq_len or reader.seq_len
     tokens, fields = _read(reader, first_tokens(reader, records, length), np.full(len(records), length))
-    pieces = reader.read_pieces(records, length) if reader.has_pieces else padding(len(records), length)
+    pieces = reader.read_pieces(records, length) if reader.tells_documents else padding(len(records), length)
     rows = []
     for number, (first, end) in enumerate(pairwise(pieces.ends.tolist())):
         name = _name_of(reader, int(records[number]), length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,14 @@ from zb_hdf5.files.paths import OpenFiles, RemotePath, finding
 
 if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable
+
+
+def pieces_of_parts(
+    read: Callable[[npt.NDArray[np.int64]], Pieces], numbers: npt.NDArray[np.int64], parts: int, length: int
+) -> Pieces:
+    """Return the pieces of parts of records; `read` returns those of whole records. See `RecordDocuments`."""
+    records, places = np.unique(numbers // parts, return_inverse=True)
+    return read(records).cut(length).take(places * parts + numbers % parts)
 
 
 class RecordDocuments(ABC):
@@ -59,8 +68,7 @@ class RecordDocuments(ABC):
         parts, length
             The number of parts of a record, and the tokens of each.
         """
-        records, places = np.unique(numbers // parts, return_inverse=True)
-        return self.read_pieces(records).cut(length).take(places * parts + numbers % parts)
+        return pieces_of_parts(self.read_pieces, numbers, parts, length)
 
     def documents(self) -> DocumentTable | None:
         """Return the table of all documents, where one is stored."""

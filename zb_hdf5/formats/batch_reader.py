@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.record_documents import pieces_of_parts
 from zb_hdf5.errors import (
     ArgumentError,
     BackendError,
@@ -22,11 +23,12 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.forks import OwnLock
+from zb_hdf5.files.forks import OwnLock, kept_property
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import require_wanted
 from zb_hdf5.files.tokens import ClosedTokens, Tokens
 from zb_hdf5.formats.batch_digests import BatchDigests
+from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
@@ -454,13 +456,34 @@ class BatchReader:
         """Whether the pieces of documents in the records are stored."""
         return self.record_documents is not None and self.record_documents.has_pieces
 
+    @kept_property
+    def documents_field(self) -> str:
+        """The field that tells the documents of packed records apart, where no pieces are stored; "": none does."""
+        if self.has_pieces or self._tokens_only or self.layout == STREAM_LAYOUT or self.meta.field is not None:
+            return ""
+        return documents_field(self.meta.fields, self.num_batches, lambda name, number: self.field(name)[number])
+
+    @property
+    def tells_documents(self) -> bool:
+        """Whether `read_pieces` has the documents of the records: from stored pieces, or from a field."""
+        return self.has_pieces or bool(self.documents_field)
+
+    def _told_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records as a field tells them."""
+        column = self.field(self.documents_field)
+        values = np.empty((len(records), self.seq_len), column.dtype)
+        column.read_records_into(records, values)
+        return pieces_of_rows(self.documents_field, values, records)
+
     @property
     def has_padding(self) -> bool:
         """Whether the records may have padding, whose place is stored."""
         return self.has_pieces and self.layout != STREAM_LAYOUT
 
     def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
-        """Return the pieces of documents that are in the given records.
+        """Return the pieces of documents that are in the given records, as they are stored, or as a field tells them.
+
+        `position_ids` that begin again, or an `attention_mask` of 1, 2, 3, tell the documents of packed records apart.
 
         Parameters
         ----------
@@ -487,6 +510,8 @@ class BatchReader:
             raise BatchIndexError(
                 f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
             )
+        if self.documents_field:
+            return pieces_of_parts(self._told_pieces, numbers, parts, length)
         if self.record_documents is None or not self.has_pieces:
             if self._tokens_only:
                 raise BackendError(f"{self.path}: no documents: {self._tokens_only}")

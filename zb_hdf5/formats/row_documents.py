@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.field import Field
 
 #: The lengths of the documents of a row, as TRL has them: as many as it has documents.
 LENGTHS_COLUMN: Final = "seq_lengths"
@@ -15,6 +18,8 @@ LENGTHS_COLUMN: Final = "seq_lengths"
 POSITIONS_COLUMN: Final = "position_ids"
 #: The number of the document of each id, counted from 1, and 0 for padding; without a 2 a row is one document.
 NUMBERS_COLUMN: Final = "attention_mask"
+#: Batches in which a second document is looked for.
+SAMPLE_BATCHES: Final = 16
 #: In the order in which they are looked for.
 DOCUMENTS_COLUMNS: Final = (LENGTHS_COLUMN, POSITIONS_COLUMN, NUMBERS_COLUMN)
 
@@ -22,6 +27,26 @@ DOCUMENTS_COLUMNS: Final = (LENGTHS_COLUMN, POSITIONS_COLUMN, NUMBERS_COLUMN)
 def documents_column(integers: set[str]) -> str:
     """Return the column that tells the documents of rows apart, of those that are lists of integers; "": none."""
     return next((name for name in DOCUMENTS_COLUMNS if name in integers), "")
+
+
+def documents_field(fields: Iterable[Field], num_batches: int, read: Callable[[str, int], npt.NDArray[Any]]) -> str:
+    """Return the field that tells the documents of records apart; "": none does.
+
+    A mask of 0 and 1 alone tells none: most records of fine-tuning have one, and are no packed rows.
+
+    Parameters
+    ----------
+    fields, num_batches
+        The fields beside the tokens, and how many batches have values.
+    read
+        Returns the values of a field in one batch.
+    """
+    integers = {field.name for field in fields if field.dtype.kind in "iu" and not field.shape}
+    name = documents_column(integers - {LENGTHS_COLUMN})
+    if name != NUMBERS_COLUMN:
+        return name
+    sample = {number * num_batches // SAMPLE_BATCHES for number in range(min(1, num_batches) * SAMPLE_BATCHES)}
+    return name if any((read(name, number) > 1).any() for number in sample) else ""
 
 
 class RowDocuments(NamedTuple):
@@ -73,6 +98,27 @@ class RowDocuments(NamedTuple):
         owners = np.concatenate([owners, empty])
         order = np.argsort(owners, kind="stable")
         return cls(found[order], owners[order])
+
+
+def pieces_of_rows(name: str, values: npt.NDArray[Any], records: npt.NDArray[np.int64]) -> Pieces:
+    """Return the pieces of packed records, whose document stream is that of all records.
+
+    Parameters
+    ----------
+    name
+        The field that tells their documents apart.
+    values
+        Its values, shape (R, S).
+    records
+        The numbers of the records.
+    """
+    num_records, seq_len = values.shape
+    lengths = np.full(num_records, seq_len)
+    found = RowDocuments.of(name, values.reshape(-1), lengths, lengths)
+    starts = ends_of(found.lengths)[:-1]
+    columns = starts - found.rows * seq_len
+    offsets = (records[found.rows] * seq_len + columns).astype(np.uint64)
+    return Pieces(ends_of(np.bincount(found.rows, minlength=num_records)), columns.astype(np.uint32), offsets, seq_len)
 
 
 def _require_lengths(values: npt.NDArray[Any], owners: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:

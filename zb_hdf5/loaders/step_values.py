@@ -191,8 +191,10 @@ class StepValues:
     @property
     def columns(self) -> list[BatchReader]:
         """The fields that are read at each step."""
-        names = (*self._fields, *(self._stored_targets.names if self._stored_targets else ()))
-        return [self._reader.field(name) for name in dict.fromkeys(names)]
+        names = [*self._fields, *(self._stored_targets.names if self._stored_targets else ())]
+        if self.needs_pieces:
+            names.append(self._reader.documents_field)
+        return [self._reader.field(name) for name in dict.fromkeys(names) if name]
 
     def step_of(self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None) -> Any:
         """Return the step of a request: a dictionary, or the pair (x, y).

@@ -4,12 +4,12 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import pickle
 import re
 import shutil
 import struct
 import subprocess
-import sys
 import tarfile
 
 import h5py
@@ -19,6 +19,7 @@ import pytest
 import torch
 from commandline import one_error, run_zb
 from contract import is_refused
+from interpreter import run_program
 from pyarrow import ipc, parquet
 
 from zb_hdf5 import Loader, ReadAs, convert, errors, open_stream
@@ -249,13 +250,37 @@ def made(name, folder):
     return path
 
 
-def type_line(line, folder):
+#: The shell expands a line, and opens its files. `zb` and `python` are functions of it: they leave their words to this
+#: process, wait until it has run them, and give out what they have printed.
+OURS = """
+exec 3>&1 >/dev/null
+ours() { printf '%s\\0' "$@" >"$SCRATCH/words"; echo >&3; read -r code; cat "$SCRATCH/output"; return "$code"; }
+zb() { ours zb "$@"; }
+python() { ours python "$@"; }
+"""
+
+
+def run_words(words, folder):
+    """Run the words of a command in a fork of an interpreter that has imported the package."""
+    if words[:2] == ["python", "-c"]:
+        return run_program(words[2], *words[3:], folder=folder)
+    assert words[0] == "zb"
+    return run_program("from zb_hdf5.__main__ import zb; zb()", *words[1:], folder=folder)
+
+
+def type_line(line, folder, scratch):
     """Run a line in a shell, as it stands."""
-    program = f"{sys.executable} -m zb_hdf5"
-    line = re.sub(r"^zb ", f"{program} ", line)
-    line = re.sub(r"^python ", f"{sys.executable} ", line)
-    done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (line, done.stderr)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    variables = {**os.environ, "SCRATCH": str(scratch)}
+    errors = ""
+    with subprocess.Popen(["sh", "-c", OURS + line], cwd=folder, text=True, env=variables, **pipes) as shell:
+        for _ in shell.stdout:
+            done = run_words((scratch / "words").read_text().split("\0")[:-1], folder)
+            (scratch / "output").write_text(done.stdout)
+            errors += done.stderr
+            print(done.returncode, file=shell.stdin, flush=True)
+        errors += shell.stderr.read()
+    assert shell.returncode == 0, (line, errors)
 
 
 def ids_below(folder):
@@ -272,14 +297,14 @@ def ids_below(folder):
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, monkeypatch):
+def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, tmp_path_factory, monkeypatch):
     path = made(name, tmp_path)
     expected = DOORS[name][1]
     monkeypatch.chdir(tmp_path)
     message = one_error(run_zb("info", name))
     line = LINE.match(message)
     assert line is not None, message
-    type_line(line[1], tmp_path)
+    type_line(line[1], tmp_path, tmp_path_factory.mktemp("shell"))
     if expected == "records":
         with Loader(tmp_path / "DST", shuffle="sequential") as loader:
             rows = np.concatenate([batch.numpy() for batch in loader])
@@ -462,7 +487,7 @@ CONVERSIONS = {
 
 
 @pytest.mark.parametrize("words", CONVERSIONS)
-def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path, monkeypatch):
+def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source, *options = words.split()
     if source == "ids.npy":
@@ -476,7 +501,7 @@ def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path,
     assert line is not None, result.output
     assert not [path for path in tmp_path.iterdir() if path.name == options[0]]
     monkeypatch.undo()
-    type_line(line[1], tmp_path)
+    type_line(line[1], tmp_path, tmp_path_factory.mktemp("shell"))
     if CONVERSIONS[words] == "batches":
         with Loader(tmp_path / "d", shuffle="sequential") as loader:
             np.testing.assert_array_equal(np.concatenate([batch.numpy().reshape(-1) for batch in loader]), IDS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from contract import is_refused
 from id_documents import GOLDEN, documents_of, labels_of, loss_mask_of, truth_of
+from interpreter import run_program
 from interrupted import Failing, Stops
 
 from zb_hdf5 import (
@@ -469,3 +470,18 @@ def test_labels_of_doubles_train(tmp_path):
     with DocumentLoader(tmp_path / "s.h5", **how) as loader:
         found = next(iter(loader))["targets"].tolist()
     assert found == [2, 3, -100, -100, 6, 7, 8, -100, -100, 11, -100]
+
+
+def test_pandas_is_not_imported(tmp_path):
+    """It takes a third of a second, and pyarrow 17 fails without it where it is asked for its dtypes."""
+    table = table_of(loss_mask=[[True] * len(row) for row in ROWS])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    program = """
+import sys
+from zb_hdf5 import convert, open_stream
+convert("a.parquet", "stream", "stream", workers=1)
+with open_stream("stream") as stream:
+    print(stream.get_slice(0, 11).tolist(), [field.dtype.name for field in stream.fields], "pandas" in sys.modules)
+"""
+    done = run_program(program, folder=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{[*range(1, 12)]} ['bool'] False\n", "")

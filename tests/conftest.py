@@ -23,8 +23,7 @@ from zb_hdf5.converters.run import PRELOAD
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, SHARD_PREFIX, TOKENS
 
-pytest.register_assert_rewrite("contract")  # before the import: a failed check shows its values
-from contract import random_tokens  # noqa: E402
+pytest.register_assert_rewrite("contract")  # before its import: a failed check shows its values
 
 #: One of so many cases of a test is tried without --slow.
 QUICK_SHARE = 5
@@ -197,6 +196,8 @@ def mount_disk(tmp_path):
 @pytest.fixture(scope="session")
 def tokens():
     """Seven batches of 3 x 10 uint32 tokens, the same in every run; read-only."""
+    from contract import random_tokens  # it imports torch: 2 s of the process that only hands out the tests
+
     made = random_tokens(7, 3, 10)
     made.flags.writeable = False
     return made

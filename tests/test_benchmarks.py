@@ -152,6 +152,7 @@ def build(tmp_path):
         ("kill_all", "killed by SIGTERM"),
     ],
 )
+@pytest.mark.thin
 def test_a_process_that_is_killed_is_an_error_at_once_and_the_next_call_works(build, function, reason):
     with pytest.raises(m.KilledError, match=re.escape(f"{function}(): {reason}")):
         build.call(function)

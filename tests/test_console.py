@@ -462,6 +462,7 @@ def zb_in_shell(line, *arguments, **environment):
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict", "euc-jp"])
 @pytest.mark.parametrize("command", [["info"], ["show", "--tokenizer", "byte"], ["show", "--json"], ["info", "--json"]])
+@pytest.mark.thin
 def test_a_terminal_without_utf_8_gets_what_it_can_show(tmp_path, encoding, command):
     folder = tmp_path / "北京"
     folder.mkdir()
@@ -473,6 +474,7 @@ def test_a_terminal_without_utf_8_gets_what_it_can_show(tmp_path, encoding, comm
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.thin
 def test_a_closed_output_ends_no_command(tmp_path, closed):
     np.save(tmp_path / "a.npy", np.arange(4096, dtype=np.uint16))
     how = ["convert", tmp_path / "a.npy", tmp_path / "out.h5", "--seq-len", 64, "--batch-size", 4, "--workers", 2]

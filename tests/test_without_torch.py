@@ -194,6 +194,7 @@ def test_readers_give_numpy_and_every_loader_names_what_to_install(tmp_path, no_
         "raise RuntimeError('module compiled against another numpy')",
     ],
 )
+@pytest.mark.thin
 def test_a_broken_torch_is_not_called_missing(cause, tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(f"{cause}\n")
@@ -213,6 +214,7 @@ except UnavailableError as error:
     assert "pip install" not in line
 
 
+@pytest.mark.slow
 def test_a_broken_h5py_is_an_error_in_one_line(tmp_path):
     (tmp_path / "h5py").mkdir()
     (tmp_path / "h5py" / "__init__.py").write_text("raise RuntimeError('module compiled against another numpy')\n")

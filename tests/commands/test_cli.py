@@ -713,6 +713,7 @@ def test_output_into_head_ends_quietly(arguments, places):
     ("arguments", "code"),
     [(("info", "h5-store"), 0), (("--help",), 0), (("info", "--help"), 0), (("verify", "cut"), 4), (("info", ""), 2)],
 )
+@pytest.mark.thin
 def test_a_reader_that_ends_first_changes_no_exit_code(arguments, code, places, tmp_path):
     """As in `zb info x | head -1` of a script with `set -o pipefail`."""
     if "cut" in arguments:

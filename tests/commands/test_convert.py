@@ -370,6 +370,7 @@ STREAMS = {"megatron/uint16", "datatrove/uint16", "bin/gpt2"}
     *(("hdf5-to-batch", folder) for folder in WRONG_DOORS),
     *(("stream-to-hdf5", folder) for folder in sorted(WRONG_DOORS.keys() - STREAMS)),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_a_pair_on_files_of_another_trainer_ends_in_the_line_to_type(pair, folder, tmp_path):
     message = one_error(run(convert_commands, pair, TRAINERS / folder, tmp_path / "out", "--quiet"))
     _, _, line = message.splitlines()[-1].partition(": zb convert ")

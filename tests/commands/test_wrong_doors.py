@@ -296,15 +296,28 @@ def ids_below(folder):
     return ids_below(folder)
 
 
-@pytest.mark.parametrize("name", DOORS)
-def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, tmp_path_factory, monkeypatch):
-    path = made(name, tmp_path)
-    expected = DOORS[name][1]
-    monkeypatch.chdir(tmp_path)
+def line_of(name, folder, monkeypatch):
+    """Return the line in which the message of a door ends."""
+    monkeypatch.chdir(folder)
     message = one_error(run_zb("info", name))
     line = LINE.match(message)
     assert line is not None, message
-    type_line(line[1], tmp_path, tmp_path_factory.mktemp("shell"))
+    return line[1]
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_message_ends_in_a_line(name, tmp_path, monkeypatch):
+    made(name, tmp_path)
+    assert line_of(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.thin
+def test_a_message_ends_in_a_line_that_works_when_it_is_typed(name, tmp_path, tmp_path_factory, monkeypatch):
+    path = made(name, tmp_path)
+    expected = DOORS[name][1]
+    line = line_of(name, tmp_path, monkeypatch)
+    type_line(line, tmp_path, tmp_path_factory.mktemp("shell"))
     if expected == "records":
         with Loader(tmp_path / "DST", shuffle="sequential") as loader:
             rows = np.concatenate([batch.numpy() for batch in loader])
@@ -487,6 +500,7 @@ CONVERSIONS = {
 
 
 @pytest.mark.parametrize("words", CONVERSIONS)
+@pytest.mark.thin
 def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source, *options = words.split()

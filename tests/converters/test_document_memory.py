@@ -55,6 +55,7 @@ WAYS = [
 
 @pytest.mark.parametrize("name", ["a.h5", "parts", "a.bin", "a.ds", "a.npy"])
 @pytest.mark.parametrize(("target", "how"), WAYS)
+@pytest.mark.thin
 def test_no_byte_depends_on_the_bound(sources, name, target, how, tmp_path, monkeypatch):
     of_olmo = {"source_format": "olmo", "source_dtype": "uint16"} if name == "a.npy" else {}
     for out, bound in (("free", {}), ("bound", {"memory": "600MiB"})):

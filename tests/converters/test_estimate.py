@@ -50,6 +50,7 @@ def sources(tmp_path_factory):
     "name", ["ids.parquet", "text.parquet", "ids.jsonl", "text.jsonl", "text.jsonl.gz", "stream.h5"]
 )
 @pytest.mark.parametrize("sample", [1 << 18, estimate.SAMPLE_GROUP_BYTES])
+@pytest.mark.thin
 def test_a_dry_run_of_documents_is_near_the_run_and_writes_nothing(
     sources, tmp_path, monkeypatch, name, target, sample
 ):
@@ -81,6 +82,7 @@ def little_room(monkeypatch):
 
 
 @pytest.mark.parametrize("target", ["hdf5", "stream", "megatron"])
+@pytest.mark.thin
 def test_a_dry_run_of_documents_that_do_not_fit_fails(target, sources, tmp_path, little_room):
     source, how = sources["text.jsonl"]
     how = [source, tmp_path / "out", "--to", target, *how]

@@ -398,6 +398,7 @@ def test_a_document_that_the_tokenizer_refuses_is_dropped_with_its_row(tmp_path,
     assert sorted(documents_of(tmp_path / "out")) == sorted(ids)
 
 
+@pytest.mark.slow
 def test_a_million_spaces_in_a_document_do_not_end_the_job(tmp_path):
     pytest.importorskip("tiktoken")
     texts = ["one two", "\t" * 1_000_000, "three"]

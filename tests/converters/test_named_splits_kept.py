@@ -57,6 +57,7 @@ def test_records_of_each_split_have_batches_of_their_own(corpus, tmp_path, shuff
 
 
 @pytest.mark.parametrize("target", ["stream", "bin", "megatron", "parquet", "mds", "hf"])
+@pytest.mark.thin
 def test_other_targets_have_a_split_for_each_too_and_come_back(corpus, tmp_path, target):
     folder, options = corpus
     if any(folder.glob("*.h5")):
@@ -83,6 +84,7 @@ def test_other_targets_have_a_split_for_each_too_and_come_back(corpus, tmp_path,
 
 
 @pytest.mark.parametrize("source", ["jsonl", "text", "parquet"])
+@pytest.mark.thin
 def test_text_keeps_its_splits(tmp_path, source):
     folder = tmp_path / "corpus"
     for split, text in (("train", "abc"), ("validation", "xyz"), ("test", "123")):

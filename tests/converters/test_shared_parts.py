@@ -29,6 +29,7 @@ def ids_of_texts():
 
 
 @pytest.mark.parametrize("target", ["stream", *sorted(document_targets())])
+@pytest.mark.thin
 def test_text_in_one_part_becomes_as_many_shards_as_are_asked_for(corpus, tmp_path, target):
     report = report_of(convert_commands, corpus, tmp_path / "out", "--to", target, "--tokenizer", "byte", "--shards", 8)
     assert (report["num_shards"], report["documents"]) == (8, 100)

@@ -99,6 +99,7 @@ def test_a_part_of_an_array_is_written_again(job, tmp_path):
     np.testing.assert_array_equal(batches_of(tmp_path / "out"), batches_of(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_documents_become_a_stream_and_then_rows_in_two_arrays(job, tmp_path):
     (tmp_path / "text").mkdir()
     for name in "ab":

@@ -76,6 +76,7 @@ def require_same(source, tmp_path, **options):
     {"max_document_tokens": 40, "no_boundary": True},
     {"shards": 2},
 ], ids=str)  # fmt: skip
+@pytest.mark.thin
 def test_the_parts_of_text_are_the_undivided_stream(options, corpus, tmp_path):
     index = require_same(corpus, tmp_path, **TEXT, **options)
     assert {report.outcome for report in verify_store(tmp_path / "parts")} == {"verified"}
@@ -146,6 +147,7 @@ def made_streams(folder):
 @pytest.mark.parametrize(
     "made", [made_gzip, made_parquet, made_text, made_splits, made_hf, made_ragged, made_npy, made_streams]
 )
+@pytest.mark.thin
 def test_every_source_of_documents_has_parts(made, shards, tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()
@@ -188,6 +190,7 @@ def test_a_killed_job_goes_on_and_the_order_of_jobs_does_not_matter(corpus, tmp_
 
 
 @pytest.mark.parametrize("target", ["stream", "megatron"])
+@pytest.mark.thin
 def test_a_job_that_is_killed_behind_any_rename_goes_on(target, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines("a"))
     options = {**TEXT, "shards": 4}
@@ -314,6 +317,7 @@ ROWS = ("--seq-len", 64, "--batch-size", 4, "--no-shuffle", "--packing", "best-f
     ("--seq-len", 64, "--batch-size", 4, "--tokens-only", "--to", "batch", "--max-document-tokens", 50),
     ("--like", "shaped.h5", "--shuffle", "global", "--seq-len", 48),
 ], ids=lambda words: " ".join(map(str, words)))  # fmt: skip
+@pytest.mark.thin
 def test_the_lines_for_rows_in_parts_write_the_rows_of_one_step(words, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_batches(tmp_path / "shaped.h5", np.zeros((2, 4, 32), np.uint16), vocab_size=257, seed=5)
@@ -336,6 +340,7 @@ def test_the_lines_for_rows_in_parts_write_the_rows_of_one_step(words, corpus, t
 
 
 @pytest.mark.parametrize("made", [made_hf, made_ragged, made_npy, made_parquet, made_splits])
+@pytest.mark.thin
 def test_every_source_of_documents_refuses_parts_of_rows_with_these_lines(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "source").mkdir()

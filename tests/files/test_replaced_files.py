@@ -90,6 +90,7 @@ def require_one_result(folder, ids, possible):
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("is_forced", [True, False], ids=["force", "fresh"])
 @pytest.mark.parametrize("ids", RESULTS)
+@pytest.mark.thin
 def test_no_step_leaves_a_mixture_and_the_next_run_makes_the_result(ids, is_forced, number, sources, tmp_path):
     make, beside = RESULTS[ids]
     for name, seed in (("old", 0), ("new", 1)):
@@ -173,6 +174,7 @@ def test_an_open_stream_does_not_read_the_documents_of_the_result_that_replaced_
             _ = stream.doc_offsets
 
 
+@pytest.mark.slow
 def test_an_undoing_that_is_killed_goes_on(tmp_path):
     """Whatever step ends it: all old files are back in the end, and no new one is."""
     for begun in (1, 2, 3, 4, 5):
@@ -269,6 +271,7 @@ def test_a_link_in_the_place_of_the_old_files_is_refused(sources, tmp_path):
     assert names(tmp_path) == ["victim"]
 
 
+@pytest.mark.slow
 def test_a_repair_that_is_killed_between_its_files_is_made_again(sources, tmp_path):
     (tmp_path / "begun").mkdir()
     shutil.copy(sources / "packed-0.h5", tmp_path / "begun" / "x.h5.partial")

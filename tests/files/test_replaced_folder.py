@@ -37,6 +37,7 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.thin
 def test_no_step_loses_a_store_and_the_next_run_leaves_nothing_hidden(number, way, sources, tmp_path, capfd):
     for name, seed in (("old", 0), ("new", 1)):
         make(sources, seed, tmp_path / name)

@@ -138,6 +138,7 @@ def orders(n, count):
 
 
 @pytest.mark.parametrize("n", [33, 48, 64])
+@pytest.mark.slow
 def test_no_two_items_follow_each_other_more_often_than_others(n):
     """Halves of 3 bits had pairs that were a tenth too frequent, and at n = 64 even permutations only."""
     found = orders(n, 6000)

@@ -521,6 +521,7 @@ def whole(tmp_path_factory, write_store):
 
 @pytest.mark.filterwarnings("ignore:.*the cache is full")
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+@pytest.mark.thin
 def test_a_ram_disk_smaller_than_the_store_ends_the_filling_and_nothing_else(how, whole, mount_disk):
     disk = mount_disk(700)
     expected = steps_of(whole, **how)
@@ -546,6 +547,7 @@ def test_the_size_of_a_cache_holds_on_a_ram_disk(how, whole, mount_disk):
 
 @pytest.mark.filterwarnings("ignore:.*its files are being cut short")
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+@pytest.mark.thin
 def test_a_cache_file_that_is_cut_all_the_time_is_no_bus_error(how, whole, folder):
     expected = steps_of(whole, **how)
     steps_of(whole, cache=folder, **how)

@@ -99,6 +99,7 @@ RUNS = [" ", "\t", "\u3000", "\xa0", "\n", "\x85"]
 
 
 @pytest.mark.parametrize("character", RUNS)
+@pytest.mark.thin
 def test_a_million_spaces_have_the_ids_of_the_slow_encoder(trained, character):
     text = f"def f():{character * 1_000_000}return 'x', 12345"
     fast, slow = (load_tokenizer(spec) for spec in (f"tiktoken:{trained.ranks_path}", f"hf:{alone(trained)}"))

@@ -120,6 +120,7 @@ def as_flags(options):
     return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
+@pytest.mark.thin
 def test_the_commands_show_all_splits_and_take_one(corpus, tmp_path):
     folder, names = corpus
     options = reading(names)

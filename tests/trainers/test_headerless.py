@@ -289,6 +289,7 @@ def rows(*values):
     (lambda data: gzip.compress(b"0,5\n5\n"), errors.FormatError, "found other values in row 2"),
     (lambda data: gzip.compress(b"0" * 3_000_000), errors.FormatError, "found field larger than .* after row 0"),
 ])  # fmt: skip
+@pytest.mark.thin
 def test_a_damaged_list_of_documents_is_one_message_where_documents_are_asked_for(content, kind, words, olmo, tmp_path):
     path = olmo.with_suffix(".csv.gz")
     path.write_bytes(content(path.read_bytes()))

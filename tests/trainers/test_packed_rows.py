@@ -95,6 +95,7 @@ def test_each_row_becomes_its_documents(name, column, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.thin
 def test_the_batches_have_the_boundaries_of_the_file(column, tmp_path):
     to_parquet(tmp_path / "a.parquet", table_of(column))
     convert(tmp_path / "a.parquet", "stream", tmp_path / "out")

@@ -258,6 +258,7 @@ def test_a_field_that_has_the_name_of_another_column_is_refused(target, tmp_path
         WRITERS[target](tmp_path / "out.x", meta, facts=("ids",))
 
 
+@pytest.mark.thin
 def test_ids_that_do_not_fit_are_refused(target, tmp_path):
     with HDF5ShardWriter(tmp_path / "in.h5", dtype="uint32") as writer:
         writer.write_document([7, 8, 9])
@@ -278,6 +279,7 @@ def test_ids_beyond_the_vocabulary_are_refused_with_their_row(target, tmp_path):
             writer.write_documents(np.array([1, 2, 100, 200]), np.array([2, 0, 2]))
 
 
+@pytest.mark.thin
 def test_spans_have_no_place(target, tmp_path):
     with HDF5ShardWriter(tmp_path / "in.h5") as writer:
         writer.write_document([1, 2], spans=[(0, 1, "s")])

@@ -237,6 +237,7 @@ TEXTS = {"txt": (".txt", text), "lines": (".jsonl", text_lines), "table": (".par
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_listed_ends_everything(tmp_path):
     writers = {**FORMATS, **{name: (*row, {"tokenizer": "gpt2"}) for name, row in TEXTS.items()}}
     for name, (suffix, write, _) in writers.items():
@@ -270,6 +271,7 @@ def test_a_link_that_leads_nowhere_ends_a_conversion(corpus, tmp_path):
 @pytest.mark.parametrize(
     "corpus", sorted(FORMATS.keys() - {"json"}), indirect=True
 )  # which is read where nothing else is
+@pytest.mark.thin
 def test_files_of_other_endings_are_counted_and_the_first_is_named(corpus, tmp_path, capfd):
     name, folder, options = corpus
     first = folder / "a/x.ds.zst"

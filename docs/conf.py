@@ -18,6 +18,7 @@ from zb_hdf5.version import __version__
 
 sys.path.insert(0, str(Path(__file__).parent))
 import for_agents
+from fitted_code import fitted
 from for_agents import BLOB, navigation
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ numpydoc_show_class_members = False
 default_role = "code"  # docstrings set code as Markdown does
 
 html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["copy_code.js"]
 html_title = f"zb_hdf5 {release}"
 html_copy_source = False
 html_show_sourcelink = False
@@ -67,13 +71,13 @@ HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Add the navigation to the index page, and lead links to files of the project to their place."""
+    """Fit code to the column, add the navigation to the index page, and lead links to files of the project there."""
     root = "../" * (docname.count("/") + 1)  # of the project, from the folder of the page
     text = re.sub(rf"\]\({re.escape(root)}([^)]+)\)", rf"]({BLOB}\1)", source[0])
     if docname == "index":
         parts = navigation(text)
         text += "".join(HIDDEN.format(caption=name, pages="\n".join(pages)) for name, pages in parts.items())
-    source[0] = text
+    source[0] = fitted(text)
 
 
 def show_options(app: Sphinx, context: Any, lines: list[str]) -> None:

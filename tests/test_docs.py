@@ -380,6 +380,41 @@ def test_the_page_of_new_formats_names_every_part_of_a_row_and_every_member_with
     assert set(first_words_in("| member | value |")) == {*needed, "read"}
 
 
+#: The language of a block, and its code.
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def typed_in(text):
+    """Return the commands of a page, without the comments beside them."""
+    typed = re.compile(r"^(?:zb|pip|python|convert) .*?(?=\s{2,}# |$)", re.MULTILINE)
+    blocks = [code for language, code in BLOCK.findall(text) if language in ("", "bash")]
+    return [command for code in blocks for command in typed.findall(code)]
+
+
+@pytest.mark.parametrize("page", sorted(page for page in TEXT if (ROOT / "docs" / page).exists()))
+def test_the_site_cuts_no_line_of_code_and_no_command_is_another_one(page):
+    fitting = script_of_the_docs("fitted_code")
+    text = fitting.fitted(TEXT[page])
+    lines = [line for _, code in re.findall(BLOCK, text) for line in code.splitlines()]
+    texts = re.compile(r"\s*(\"\w+\": )?f?\".*\"")  # a text of Python is not cut
+    assert not [line for line in lines if len(line) > fitting.WIDTH + 12 and not texts.fullmatch(line)]
+    assert typed_in(re.sub(r" \\\n    ", " ", text)) == typed_in(TEXT[page])
+
+
+def test_comments_and_options_move_to_lines_of_their_own():
+    fitting = script_of_the_docs("fitted_code")
+    long = f"zb convert a b --codec zstd {'--seq-len 4096 ' * 4}--name 'two words' --shards 4   # {'why ' * 20}"
+    text = f"```\nzb info b   # short\n{long}\n```\n\n```\nan output {'x' * 99}\n```\n"
+    assert fitting.fitted(text) == (
+        "```bash\n# short\nzb info b\n\n# " + ("why " * 20).strip() + "\n"
+        "zb convert a b --codec zstd --seq-len 4096 --seq-len 4096 --seq-len 4096 \\\n"
+        "    --seq-len 4096 --name 'two words' --shards 4\n```\n\n"
+        f"```\nan output {'x' * 99}\n```\n"
+    )
+    python = f"```python\nx = call({', '.join(f'name{n}={n}' for n in range(9))}, more=1)  # shown above\n```"
+    assert fitting.fitted(python).startswith("```python\n# shown above\nx = call(\n    name0=0")
+
+
 def test_the_api_page_lists_every_public_name():
     listed = re.findall(r"^   (\w+)$", TEXT["api.md"], re.MULTILINE)
     assert sorted(listed) == zb_hdf5.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySourc
 from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.split_arrays import arrays_of_splits
-from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Field
-from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat import FlatTokens
 from zb_hdf5.spec import NOT_KNOWN
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
@@ -49,7 +50,7 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
     options
         The ids of files without a header.
     """
-    openings = [look(path, backend=backend, split=None, read_as=options.read_as) for path in paths]
+    openings = [opening_at(path, backend=backend, split=None, read_as=options.read_as) for path in paths]
     name = openings[0].backend
     flat = flat_format(name, options.read_as)
     if flat is None:
@@ -57,17 +58,15 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -
     for opening in openings:
         if opening.backend != name:
             raise ArgumentError(f"{opening.path}: expected {name!r} files as {paths[0]}, found {opening.backend!r}")
-    files = [file for path in paths for file in flat.files(path)]
-    if not files:
-        raise FormatError(f"{paths[0]}: no {flat.suffixes[0]} files of the format {name!r} in this folder")
-    kind = ArrayKind(name, flat.suffixes[0], partial(_header, flat))
-    return FlatFiles(files, kind, flat.look(files[0]).fields)
+    found = [each for opening in openings for each in opening.found]
+    kind = ArrayKind(name, flat.suffixes[0], partial(_header, {each.path: each for each in found}))
+    return FlatFiles([each.path for each in found], kind, found[0].fields)
 
 
-def _header(flat: FlatFormat, path: Path) -> Header:
+def _header(found: Mapping[Path, FlatTokens], path: Path) -> Header:
     """Return the facts of a flat file as those of an array."""
-    found = flat.look(path)
-    return (found.num_tokens,), False, found.dtype, found.byte_offset
+    facts = found[path]
+    return (facts.num_tokens,), False, facts.dtype, facts.byte_offset
 
 
 def open_flat(paths: list[Path], settings: Settings) -> BatchSource:

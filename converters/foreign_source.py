@@ -17,6 +17,7 @@ from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError, conversion_call
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import warn_of_mask
@@ -32,11 +33,12 @@ from zb_hdf5.store.index import find_index
 from zb_hdf5.store.verify import require_digests
 
 
-def is_of_others(path: Path) -> bool:
+def is_of_others(look: Look) -> bool:
     """Return whether a path is an HDF5 file of another program, or a folder of such files that is no store."""
-    if not path.is_dir():
-        return backend_in(path) == "hdf5" and not is_ours(path)
-    if isinstance(path, RemotePath) or find_index(path) is not None or stores_by_format(path):
+    path = look.path
+    if not look.is_dir:
+        return backend_in(look) == "hdf5" and not is_ours(path)
+    if look.is_far or find_index(path) is not None or stores_by_format(path):
         return False
     found = hdf5_files(path)
     return bool(found) and not is_ours(found[0])

@@ -14,6 +14,7 @@ from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.sources import SOURCES, kind_named, target_of
 from zb_hdf5.errors import Remedy, ZbError
 from zb_hdf5.files.listing import folders_in, kept_listings, listed
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.store.way_in import MAX_FOLDERS
@@ -63,23 +64,29 @@ def _places(path: Path) -> list[Path]:
 
 def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str, str]:
     """Return the options that name the format of a path; none if it is the named one, or is not known."""
+    with Look(path) as look:
+        return _options_at(look, conversion, error)
+
+
+def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str, str]:
     named = conversion.source_format
-    name = source_name_of(path) or flat_name_of(path)
+    name = source_name_of(look) or flat_name_of(look)
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
     expected = SOURCES[named].suffixes if named in SOURCES and error.remedy is not Remedy.SOURCE_DTYPE else ()
-    if conversion.source_dtype is None and _may_lack_header(path, expected):
-        return {"source_format": headerless_name_of(path), "source_dtype": ANY_DTYPE}
+    if conversion.source_dtype is None and _may_lack_header(look, expected):
+        return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}
 
 
-def _may_lack_header(path: Path, expected: tuple[str, ...]) -> bool:
+def _may_lack_header(look: Look, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
     suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
+    path = look.path
     inside = [file for file in listed(path, *suffixes).files if path in (file, file.parent)]
     files = [file for file in inside if file.name.lower().endswith(tuple(suffixes))]
-    return bool(files) and signature_of(files[0]) is None
+    return bool(files) and signature_of(look.of(files[0])) is None
 
 
 def _facts(path: Path, options: dict[str, str]) -> str:

@@ -36,7 +36,7 @@ from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.opening import open_stream
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
@@ -91,7 +91,7 @@ class PackedSource(BatchSource):
         counts: TokenCounts | None = None,
         require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
-        found = [None] if stream.is_one else look(path, split=None, read_as=stream.read_as).splits_there()
+        found = [None] if stream.is_one else opening_at(path, split=None, read_as=stream.read_as).splits_there()
         stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, read_as=stream.read_as) for split in found}
         store = next(iter(stores.values()))
         if not store.has_documents:
@@ -236,7 +236,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     stream = settings.of(StreamOptions)
-    if look(path, split=None, read_as=stream.read_as).layout != STREAM_LAYOUT:
+    if opening_at(path, split=None, read_as=stream.read_as).layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         options = settings.of(RowOptions)

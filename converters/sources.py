@@ -38,6 +38,7 @@ from zb_hdf5.converters.options import (
 )
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.files.line_file import JSON_SUFFIX
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import noted
@@ -359,20 +360,25 @@ def _flat(row: TrainerFormat) -> SourceKind:
 
 def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
     """Return the kind of a source: by its name, its suffix, or the content of its files."""
+    with Look(path) as look:
+        return _kind_at(look, conversion)
+
+
+def _kind_at(look: Look, conversion: Conversion) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
-        name = _found(path, conversion)
+        name = _found(look, conversion)
     elif (row := row_named(name)) is not None and row.read_by:
         name = row.read_by
     if _lacks_documents(name, conversion):
         return name, FLAT
-    if name == "npy" and conversion.target in document_targets() and _has_records(path):
+    if name == "npy" and conversion.target in document_targets() and _has_records(look):
         return name, SOURCES[name]
     if name not in ("auto", _HDF5):
         return name, kind_named(name, conversion)
     from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
 
-    return (_HDF5, FOREIGN) if is_of_others(path) else (name, _store(FORMATS[_HDF5]))
+    return (_HDF5, FOREIGN) if is_of_others(look) else (name, _store(FORMATS[_HDF5]))
 
 
 def _lacks_documents(name: str, conversion: Conversion) -> bool:
@@ -387,16 +393,19 @@ def _lacks_documents(name: str, conversion: Conversion) -> bool:
 
     flat = flat_format(name, ReadAs(source_dtype=conversion.source_dtype, skip_bytes=conversion.skip_bytes or 0))
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
-    files = [file for path in given for file in flat.files(any_path(path))] if flat is not None else []
+    files: list[Path] = []
+    for path in given if flat is not None else ():
+        with Look(any_path(path)) as look:
+            files += flat.files(look)
     return flat is not None and bool(files) and not any(flat.beside(file) for file in files)
 
 
-def _has_records(path: Path) -> bool:
+def _has_records(look: Look) -> bool:
     """Return whether the first `.npy` file at a path is an array of two axes."""
-    from zb_hdf5.formats.npy import read_npy_header
+    from zb_hdf5.formats.npy import npy_header
 
-    files = flat_files("npy", path)
-    return bool(files) and len(read_npy_header(files[0])[0]) == 2
+    files = flat_files("npy", look)
+    return bool(files) and len(npy_header(look.of(files[0]))[0]) == 2
 
 
 def kind_named(name: str, conversion: Conversion) -> SourceKind:
@@ -429,16 +438,17 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
     return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None or has_more)
 
 
-def _found(path: Path, conversion: Conversion) -> str:
+def _found(look: Look, conversion: Conversion) -> str:
     """Return the name of the kind of a source that no option names."""
     from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.headerless import headerless_name
-    from zb_hdf5.store.holders import look
+    from zb_hdf5.store.holders import opening_at
 
-    name = _name_of_trainer(path, conversion)
+    path = look.path
+    name = _name_of_trainer(look, conversion)
     takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
-        return headerless_name(path)
+        return headerless_name(look)
     if name and conversion.tokenizer is None:
         return name
     for known, kind in SOURCES.items():  # a tokenizer asks for text, also where ids lie beside it
@@ -448,12 +458,12 @@ def _found(path: Path, conversion: Conversion) -> str:
         return name
     from zb_hdf5.converters.foreign_source import is_of_others
 
-    if conversion.dataset is not None or is_of_others(path):
+    if conversion.dataset is not None or is_of_others(look):
         return "auto"
     try:
-        opening = look(path, split=None)
+        opening = opening_at(path, split=None)
     except FormatError:
-        name = "" if is_store(path) else _read_by_conversions(path, conversion)
+        name = "" if is_store(look) else _read_by_conversions(look, conversion)
         if not name:
             raise
         return name
@@ -462,11 +472,12 @@ def _found(path: Path, conversion: Conversion) -> str:
     return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
 
 
-def _read_by_conversions(path: Path, conversion: Conversion) -> str:
+def _read_by_conversions(look: Look, conversion: Conversion) -> str:
     """Return the name of the kind of a source that nothing reads in place: of a package, or of lines in a `.json`."""
-    name = installed_name_of(path, [])
+    name = installed_name_of(look, [])
     if name:
         return name
+    path = look.path
     from zb_hdf5.files.listing import is_lone_json
 
     is_of_lines = _holds(path, (JSON_SUFFIX,)) or (path.is_file() and is_lone_json(path.name))
@@ -475,9 +486,10 @@ def _read_by_conversions(path: Path, conversion: Conversion) -> str:
     return _LINES if conversion.ids_column is None else _HF
 
 
-def _name_of_trainer(path: Path, conversion: Conversion) -> str:
+def _name_of_trainer(look: Look, conversion: Conversion) -> str:
     """Return the name of the format of another trainer that recognises a source; "" if none does."""
-    name = source_name_of(path)
+    path = look.path
+    name = source_name_of(look)
     if name == _RAGGED and conversion.dataset is not None and conversion.offsets is None:
         from zb_hdf5.trainers.ragged import names_documents
 
@@ -524,7 +536,8 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
     if kind.required and getattr(conversion, kind.required) is None:
         from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
 
-        words = way_of_rows(path) if kind.suffixes else ""
+        with Look(path) as look:
+            words = way_of_rows(look) if kind.suffixes else ""
         more = f"; {words}" if words else ""
         raise ArgumentError(f"{path}: {kind.noun} need {kind.required}{more}", options=[kind.required])
     if conversion.shard_per_source:

@@ -25,7 +25,7 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
@@ -263,7 +263,7 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     read_as = settings.of(DatasetOptions).read_as
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    if look(path, read_as=read_as).layout == STREAM_LAYOUT:
+    if opening_at(path, read_as=read_as).layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)

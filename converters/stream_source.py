@@ -22,7 +22,7 @@ from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.token_stream import TokenStream
 from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 
@@ -143,7 +143,9 @@ class StreamSource(DocumentSource):
         self._read_tokens = read_tokens or READ_TOKENS
         self.has_documents = not in_pieces
         require_named_once(paths, "documents")
-        looks = {path: look(path, backend=_backend(options), split=None, read_as=options.read_as) for path in paths}
+        looks = {
+            path: opening_at(path, backend=_backend(options), split=None, read_as=options.read_as) for path in paths
+        }
         self._streams = {
             (path, split): _opened(path, split, options)
             for path, found in looks.items()

@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from zb_hdf5 import ReadAs
+from zb_hdf5.files.look import Look
 
 NAMES = {each.name for each in fields(ReadAs)}
 
@@ -23,3 +24,9 @@ def begun(loader: Any, epoch: int) -> Any:
     """Return a loader at the beginning of an epoch."""
     loader.set_epoch(epoch)
     return loader
+
+
+def looking(function, path):
+    """Return what a function of a look finds at a path."""
+    with Look(path) as look:
+        return function(look)

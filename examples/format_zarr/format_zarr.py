@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.trainers.trainer_formats import TrainerFormat
 
@@ -100,14 +101,15 @@ class ZarrArrays(FlatFormat):
 
     sign: ClassVar = "a .zarray or zarr.json that describes a 1-D array"
 
-    def files(self, path: Path) -> list[Path]:
-        array = array_at(path) if path.is_dir() else None
+    def files(self, look: Look) -> list[Path]:
+        array = array_at(look.path) if look.is_dir else None
         return [] if array is None else array.chunks()
 
-    def recognises(self, path: Path) -> bool:
-        return path.is_dir() and array_at(path) is not None
+    def recognises(self, look: Look) -> bool:
+        return look.is_dir and array_at(look.path) is not None
 
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
+        path = look.path
         folder = path.parent.parent if path.parent.name == "c" else path.parent
         array = array_at(folder)
         if array is None:
@@ -115,11 +117,11 @@ class ZarrArrays(FlatFormat):
         if not path.is_file():
             raise IncompleteError(f"{path}: is not there: a chunk of fill values is not read; restore it")
         start = int(path.name.rpartition(".")[2]) * array.chunk
-        size = path.stat().st_size
+        size = look.num_bytes
         expected = array.chunk * array.dtype.itemsize  # also of the last one, which is padded
         if size != expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes for {array.chunk:,} ids, found {size:,}")
-        return FlatTokens(path, min(array.chunk, array.length - start), array.dtype)
+        return FlatTokens(path, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
 
 
 ROW: Final = TrainerFormat("Zarr arrays of ids", METADATA, flat="format_zarr:ZarrArrays", holds_documents=False)

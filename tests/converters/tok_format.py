@@ -1,7 +1,6 @@
 """Another trainer's flat tokens: `.tok` files, a header of 16 bytes and uint16 ids, as source and as target."""
 
 import struct
-from pathlib import Path
 
 import numpy as np
 
@@ -70,8 +69,8 @@ class TokFormat(FileFormat):
         if meta.dtype != np.uint16:
             raise ArgumentError(f"{path}: .tok files hold uint16 tokens, found {meta.dtype}: pass --dtype uint16")
 
-    def look_at(self, path):
-        return read_tok_header(Path(path))[0][0], ".tok files hold no digests"
+    def count(self, look):
+        return read_tok_header(look.path)[0][0], ".tok files hold no digests"
 
 
 def plug_in():

@@ -39,7 +39,8 @@ class BinHolder(Holder):
 
     name = "bare"
 
-    def find(self, path, backend, read_as, split):
+    def find(self, look, backend, read_as, split):
+        path = look.path
         if path.is_dir() and any(path.glob("*.bin")):
             return Opening(path, self.name, STREAM_LAYOUT, "bare")
         return None

@@ -6,6 +6,7 @@ import numpy as np
 
 from zb_hdf5 import FormatError
 from zb_hdf5.field import Field
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.trainers.trainer_formats import TrainerFormat
 
@@ -48,14 +49,14 @@ def open_lines(paths, *, vocab_size):
     """Open files, and folders of them."""
     files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
     for file in files:
-        if not is_lines(file):
+        if not is_lines(Look(file)):
             raise FormatError(f"{file}: expected ids on lines, found other content")
     return LinesSource(files, vocab_size)
 
 
-def is_lines(path):
+def is_lines(look):
     """Return whether the content of a file, or of the files of a folder, is of this format."""
-    files = list(path.glob("*.lines")) if path.is_dir() else [path]
+    files = list(look.path.glob("*.lines")) if look.is_dir else [look.path]
     return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
 
 

@@ -12,6 +12,7 @@ from contract import is_refused
 from id_documents import GOLDEN, documents_of, labels_of, loss_mask_of, truth_of
 from interpreter import run_program
 from interrupted import Failing, Stops
+from reading import looking
 
 from zb_hdf5 import (
     ArgumentError,
@@ -386,7 +387,7 @@ def test_files_of_a_folder_follow_each_other_by_name(tmp_path):
 ])  # fmt: skip
 def test_ids_are_told_from_text_by_the_columns(table, expected, path):
     write(path, table())
-    assert is_hf(path) == is_hf(path.parent) == expected
+    assert looking(is_hf, path) == looking(is_hf, path.parent) == expected
 
 
 # --- conversions -------------------------------------------------------------------------------------------------

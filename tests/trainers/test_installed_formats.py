@@ -18,7 +18,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.trainers.guards import GuardedFlat, GuardedSource, guarded_writer
 from zb_hdf5.trainers.trainer_formats import flat_format
 
@@ -83,7 +83,7 @@ def test_it_is_converted_to_a_store_and_a_stream(path, tmp_path):
         assert np.concatenate(list(reader)).ravel().tolist() == TOKENS[: reader.token_count].tolist()
         assert reader.token_count == TOKENS.size
     succeed(zb, "verify", tmp_path / "out")
-    name = look(path).backend
+    name = opening_at(path).backend
     how = ("--boundary-token-id", 7) if name == "npy" else ("--tokens-only",)
     succeed(zb, "convert", "--from", name, "--to", "stream", path, tmp_path / "stream", *how)
     with open_stream(tmp_path / "stream") as stream:
@@ -132,10 +132,10 @@ from zb_hdf5.trainers.trainer_formats import TrainerFormat
 import numpy as np
 class Odd(FlatFormat):
     sign = "anything"
-    def recognises(self, path):
+    def recognises(self, look):
         {recognises}
-    def look(self, path):
-        {look}
+    def facts(self, look):
+        {facts}
 ROW = TrainerFormat("odd files", (".odd",), flat=__name__ + ":Odd", holds_documents=False)
 """
 SPOILED = [
@@ -144,7 +144,7 @@ SPOILED = [
     ("ROW = 5", "cannot be loaded: TypeError: expected a TrainerFormat, found 5"),
     ("def ROW(): return 1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
     ("OTHER = 1", "cannot be loaded: AttributeError: "),
-    (FORMAT.format(recognises="return path.no_such", look="pass"), "failed: AttributeError: "),
+    (FORMAT.format(recognises="return look.no_such", facts="pass"), "failed: AttributeError: "),
 ]
 
 
@@ -176,7 +176,7 @@ def test_a_package_that_fails_is_a_note_with_its_name(text, note, tmp_path, monk
 
 
 def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, "spoiled", FORMAT.format(recognises="return True", look="return {}['x']"))
+    install(tmp_path, monkeypatch, "spoiled", FORMAT.format(recognises="return True", facts="return {}['x']"))
     (tmp_path / "x.odd").write_bytes(bytes(100))
     expected = "the package spoiled 1.0: its format spoiled failed: KeyError: 'x'"
     for command in (("info", tmp_path / "x.odd"), ("convert", tmp_path / "x.odd", tmp_path / "out")):
@@ -185,7 +185,7 @@ def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeyp
 
 
 COUNTED_LATER = """from zb_hdf5.spec import NOT_COUNTED
-        return FlatTokens(path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
+        return FlatTokens(look.path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
     def document_offsets(self, found):
         return np.array([0, 20, 50], np.uint64)"""
 
@@ -200,7 +200,7 @@ COUNTED_LATER = """from zb_hdf5.spec import NOT_COUNTED
     ],
 )
 def test_documents_of_a_package_are_counted_when_somebody_asks(own, tmp_path, monkeypatch):
-    text = FORMAT.format(recognises="return True", look=COUNTED_LATER + own)
+    text = FORMAT.format(recognises="return True", facts=COUNTED_LATER + own)
     install(tmp_path, monkeypatch, "spoiled", text)
     (tmp_path / "x.odd").write_bytes(bytes(100))
     with open_stream(tmp_path / "x.odd") as stream:
@@ -213,7 +213,7 @@ def test_documents_of_a_package_are_counted_when_somebody_asks(own, tmp_path, mo
 
 def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "spoiled", "raise RuntimeError('no')")
-    install(tmp_path, monkeypatch, "other", FORMAT.format(recognises="return False", look="pass"), "megatron")
+    install(tmp_path, monkeypatch, "other", FORMAT.format(recognises="return False", facts="pass"), "megatron")
     install_zarr(tmp_path, monkeypatch)
     folder = write_zarr(tmp_path / "a.zarr", TOKENS)
     with open_stream(folder) as stream:
@@ -259,7 +259,7 @@ class Words:  # no base class, and no member that has a default
         ids = np.array(path.read_text().split(), np.int64)
         yield Encoded(ids, np.array([len(ids)]), str(path), np.ones(1, np.uint64))
 {spoil}
-def recognises(path):
+def recognises(look):
     return True
 ROW = TrainerFormat("words", (".words",), recognises=__name__ + ":recognises", source=__name__ + ":Words")
 """

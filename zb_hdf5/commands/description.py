@@ -37,7 +37,7 @@ from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
-from zb_hdf5.store.holders import Opening, look
+from zb_hdf5.store.holders import Opening, opening_at
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.record_reader import RecordReader
@@ -62,7 +62,7 @@ SPLITS_SHOWN: Final = 3
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    opening = look(path, read_as=read_as, split=split)
+    opening = opening_at(path, read_as=read_as, split=split)
     if split is None:
         opening.splits_there()  # names what a loader would refuse
     if opening.layout == STREAM_LAYOUT:
@@ -142,10 +142,11 @@ def _describe_reads(opening: Opening) -> dict[str, Any]:
 
     Of several files it is the first one that only HDF5 can read; else the first one.
     """
-    columns = opening.foreign or ((opening.column,) if opening.column is not None else ())
-    if not columns or opening.foreign_dataset is None:
+    columns = [each.column for each in opening.found if each.column is not None] or [opening.column]
+    found = [column for column in columns if column is not None and column.is_foreign]
+    if not found:
         return {}
-    column = next((each for each in columns if not isinstance(each.extents, Extents)), columns[0])
+    column = next((each for each in found if not isinstance(each.extents, Extents)), found[0])
     extents = column.extents if isinstance(column.extents, Extents) else None
     return {
         "layout": describe_layout(extents, column.meta.batch_tokens * column.dtype.itemsize),

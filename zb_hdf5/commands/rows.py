@@ -24,7 +24,7 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.holders import Shape, look
+from zb_hdf5.store.holders import Shape, opening_at
 from zb_hdf5.store.opening import open_found
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -144,7 +144,7 @@ def open_to_look(
     split: str | None = None,
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    opening = look(path, read_as=read_as, split=split, shape=Shape(batch_size, seq_len))
+    opening = opening_at(path, read_as=read_as, split=split, shape=Shape(batch_size, seq_len))
     if opening.layout != STREAM_LAYOUT:
         return open_found(opening)
     index = opening.stream_index()

@@ -41,7 +41,6 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
     """
     from zb_hdf5.commands.verdict import verdict
     from zb_hdf5.store.verify import ShardReport, verify_store
-    from zb_hdf5.store.way_in import way_in
 
     try:
         with Progress("verify", 0) as progress:
@@ -54,8 +53,17 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
                 split=split,
             )
     except FormatError as error:  # of the index: there is no shard to report on
-        is_of_others = error.remedy in _WRONG_PATH or way_in(path) is not None
+        is_of_others = error.remedy in _WRONG_PATH or _has_way_in(path)
         if is_of_others or read_as.digests is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
     return verdict(path, reports)
+
+
+def _has_way_in(path: Path) -> bool:
+    """Return whether a path has tokens or text that are converted first."""
+    from zb_hdf5.files.look import Look
+    from zb_hdf5.store.way_in import way_in
+
+    with Look(path) as look:
+        return way_in(look) is not None

@@ -6,7 +6,6 @@ The one table also has the formats that are not read, each with the way from it 
 from __future__ import annotations
 
 import codecs
-import os
 import re
 import struct
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from zb_hdf5.files import ways
-from zb_hdf5.files.paths import regular
+from zb_hdf5.files.look import Look
 from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, HDF5_OFFSETS
 
 PARQUET_MAGIC: Final = b"PAR1"
@@ -24,8 +23,6 @@ NPY_MAGIC: Final = b"\x93NUMPY"
 MEGATRON_MAGIC: Final = b"MMIDIDX\x00\x00"
 GZIP_MAGIC: Final = b"\x1f\x8b\x08"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-#: The bytes of a file that tell its format.
-SIGNATURE_BYTES: Final = 4096
 #: The bytes of a text at least: a few ids may look like a shorter one.
 MIN_TEXT_BYTES: Final = 16
 #: The bytes of texts in UTF-8: no control characters.
@@ -54,25 +51,6 @@ CRC32C_POLYNOMIAL: Final = 0x82F63B78
 CRC32C_MASK: Final = 0xA282EAD8
 
 
-class Head(NamedTuple):
-    """The beginning of a file.
-
-    Attributes
-    ----------
-    path, fd
-        The file, and its descriptor.
-    start
-        Its first bytes.
-    num_bytes
-        Its size.
-    """
-
-    path: Path
-    fd: int
-    start: bytes
-    num_bytes: int
-
-
 class Signature(NamedTuple):
     """A format, as the beginning of its files tells it.
 
@@ -86,7 +64,7 @@ class Signature(NamedTuple):
         A function of a path that returns the words of the way to a file that is read, which end in a line to type;
         None: it is read, in place or by a conversion.
     fits
-        A function of a beginning that decides too, where ids might have the magic.
+        A function of a look at the file that decides too, where ids might have the magic.
     offset
         The byte of the magic.
     is_text
@@ -100,17 +78,17 @@ class Signature(NamedTuple):
     noun: str
     magics: tuple[bytes, ...] = ()
     way: Callable[[Path], str] | None = None
-    fits: Callable[[Head], bool] | None = None
+    fits: Callable[[Look], bool] | None = None
     offset: int = 0
     is_text: bool = False
     is_of_bytes: bool = False
     header_bytes: int = 0
 
-    def is_of(self, head: Head) -> bool:
-        """Return whether a file has this signature."""
-        if self.magics and not head.start.startswith(self.magics, self.offset):
+    def is_of(self, look: Look) -> bool:
+        """Return whether the file of a look has this signature."""
+        if self.magics and not look.start.startswith(self.magics, self.offset):
             return False
-        return self.fits is None or self.fits(head)
+        return self.fits is None or self.fits(look)
 
     def holds_ids(self, itemsize: int, skip_bytes: int) -> bool:
         """Return whether ids of a size, after some bytes, may be read from such a file all the same."""
@@ -121,20 +99,9 @@ class Signature(NamedTuple):
         return self.noun if self.way is None else f"{self.noun}; {self.way(path)}"
 
 
-def signature_of(path: Path) -> Signature | None:
+def signature_of(look: Look) -> Signature | None:
     """Return the signature of a file of this machine; None: it has none that is known. Raises as `regular` does."""
-    return signature_and_size(path)[0]
-
-
-def signature_and_size(path: Path) -> tuple[Signature | None, int]:
-    """Return the signature of a file, and its bytes: thousands are opened, each once. Raises as `regular` does."""
-    fd = regular(path)
-    try:
-        head = Head(path, fd, os.pread(fd, SIGNATURE_BYTES, 0), os.fstat(fd).st_size)
-        fitting = (each for each in _candidates(head.start) if each.is_of(head))
-        return next(fitting, None), head.num_bytes
-    finally:
-        os.close(fd)
+    return next((each for each in _candidates(look.start) if each.is_of(look)), None)
 
 
 def _candidates(start: bytes) -> Iterable[Signature]:
@@ -144,140 +111,140 @@ def _candidates(start: bytes) -> Iterable[Signature]:
     return (*signed, *_WITHOUT_MAGIC, *(_TEXTS if may_be_text else ()))
 
 
-def _is_hdf5(head: Head) -> bool:
+def _is_hdf5(look: Look) -> bool:
     """Return whether it is HDF5, whose magic may follow a block of the user."""
-    if any(head.start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
+    if any(look.start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
         return True
-    beyond = (offset for offset in HDF5_OFFSETS if len(head.start) <= offset < head.num_bytes)
-    return any(os.pread(head.fd, len(HDF5_MAGIC), offset) == HDF5_MAGIC for offset in beyond)
+    beyond = (offset for offset in HDF5_OFFSETS if len(look.start) <= offset < look.num_bytes)
+    return any(look.read(len(HDF5_MAGIC), offset) == HDF5_MAGIC for offset in beyond)
 
 
-def _is_gguf(head: Head) -> bool:
-    if len(head.start) < 4 + GGUF_BEGIN.size:
+def _is_gguf(look: Look) -> bool:
+    if len(look.start) < 4 + GGUF_BEGIN.size:
         return False
-    version, num_tensors, num_keys = GGUF_BEGIN.unpack_from(head.start, 4)
-    return version in GGUF_VERSIONS and max(num_tensors, num_keys) < head.num_bytes
+    version, num_tensors, num_keys = GGUF_BEGIN.unpack_from(look.start, 4)
+    return version in GGUF_VERSIONS and max(num_tensors, num_keys) < look.num_bytes
 
 
-def _is_netcdf(head: Head) -> bool:
+def _is_netcdf(look: Look) -> bool:
     """Return whether the number of records is followed by a list of dimensions, or by none."""
-    return head.start.startswith(NETCDF_TAGS, 12 if head.start[3] == 5 else 8)
+    return look.start.startswith(NETCDF_TAGS, 12 if look.start[3] == 5 else 8)
 
 
-def _is_jpeg(head: Head) -> bool:
+def _is_jpeg(look: Look) -> bool:
     """Return whether the first segment is of a known kind, and another one follows it."""
-    if len(head.start) < 6 or head.start[3] not in JPEG_KINDS:
+    if len(look.start) < 6 or look.start[3] not in JPEG_KINDS:
         return False
-    after = 4 + JPEG_LENGTH.unpack_from(head.start, 4)[0]
-    return os.pread(head.fd, 1, after) == b"\xff"
+    after = 4 + JPEG_LENGTH.unpack_from(look.start, 4)[0]
+    return look.read(1, after) == b"\xff"
 
 
-def _is_riff(head: Head) -> bool:
-    return head.start[8:12] in (b"WEBP", b"WAVE", b"AVI ")
+def _is_riff(look: Look) -> bool:
+    return look.start[8:12] in (b"WEBP", b"WAVE", b"AVI ")
 
 
-def _is_elf(head: Head) -> bool:
-    return head.start[4:7] in (b"\x01\x01\x01", b"\x01\x02\x01", b"\x02\x01\x01", b"\x02\x02\x01")
+def _is_elf(look: Look) -> bool:
+    return look.start[4:7] in (b"\x01\x01\x01", b"\x01\x02\x01", b"\x02\x01\x01", b"\x02\x02\x01")
 
 
-def _is_sidecar(head: Head) -> bool:
-    return head.path.name.endswith(SIDECAR_ENDINGS)
+def _is_sidecar(look: Look) -> bool:
+    return look.path.name.endswith(SIDECAR_ENDINGS)
 
 
-def _is_parquet(head: Head) -> bool:
-    end = head.num_bytes - len(PARQUET_MAGIC)
-    return end > 0 and os.pread(head.fd, len(PARQUET_MAGIC), end) == PARQUET_MAGIC
+def _is_parquet(look: Look) -> bool:
+    end = look.num_bytes - len(PARQUET_MAGIC)
+    return end > 0 and look.read(len(PARQUET_MAGIC), end) == PARQUET_MAGIC
 
 
-def _is_arrow_stream(head: Head) -> bool:
+def _is_arrow_stream(look: Look) -> bool:
     """Return whether the first message and its root are in the file: ids may be -1, too."""
-    if len(head.start) < ARROW_MESSAGE.size:
+    if len(look.start) < ARROW_MESSAGE.size:
         return False
-    _, length, root = ARROW_MESSAGE.unpack_from(head.start)
-    return 0 < root < length < head.num_bytes and not length % 8
+    _, length, root = ARROW_MESSAGE.unpack_from(look.start)
+    return 0 < root < length < look.num_bytes and not length % 8
 
 
-def _is_gzip(head: Head) -> bool:
-    return len(head.start) >= 18 and not head.start[3] & 0xE0
+def _is_gzip(look: Look) -> bool:
+    return len(look.start) >= 18 and not look.start[3] & 0xE0
 
 
-def _is_bzip2(head: Head) -> bool:
-    return head.start[3:4].isdigit() and head.start[4:10] in (b"1AY&SY", b"\x17rE8P\x90")
+def _is_bzip2(look: Look) -> bool:
+    return look.start[3:4].isdigit() and look.start[4:10] in (b"1AY&SY", b"\x17rE8P\x90")
 
 
-def _is_pickle(head: Head) -> bool:
+def _is_pickle(look: Look) -> bool:
     """Return whether it is a pickle: from protocol 4 on by its first frame, else by its first object or its name."""
-    if head.start.startswith(PICKLED_OBJECTS, 2):
+    if look.start.startswith(PICKLED_OBJECTS, 2):
         return True
-    if head.start[1:3] in (b"\x04\x95", b"\x05\x95") and len(head.start) > 11:
-        return int(UINT64.unpack_from(head.start, 3)[0]) <= head.num_bytes - 11
-    return head.path.suffix in (".pkl", ".pickle")
+    if look.start[1:3] in (b"\x04\x95", b"\x05\x95") and len(look.start) > 11:
+        return int(UINT64.unpack_from(look.start, 3)[0]) <= look.num_bytes - 11
+    return look.path.suffix in (".pkl", ".pickle")
 
 
-def _is_safetensors(head: Head) -> bool:
-    if head.start[8:9] != b"{":
+def _is_safetensors(look: Look) -> bool:
+    if look.start[8:9] != b"{":
         return False
-    (length,) = UINT64.unpack_from(head.start)
-    return 2 <= length <= head.num_bytes - 8 and os.pread(head.fd, 1, 7 + length) in (b"}", b" ")
+    (length,) = UINT64.unpack_from(look.start)
+    return 2 <= length <= look.num_bytes - 8 and look.read(1, 7 + length) in (b"}", b" ")
 
 
-def _begin_of_items(head: Head) -> int:
+def _begin_of_items(look: Look) -> int:
     """Return the byte after the offsets of the items of a chunk, the last of which is its size; 0: of other files."""
-    if len(head.start) < ITEMS_BEGIN.size:
+    if len(look.start) < ITEMS_BEGIN.size:
         return 0
-    count, first = ITEMS_BEGIN.unpack_from(head.start)
+    count, first = ITEMS_BEGIN.unpack_from(look.start)
     begin = int(UINT32.size * (count + 2))
-    if not count or not begin <= first <= head.num_bytes:
+    if not count or not begin <= first <= look.num_bytes:
         return 0
-    last = os.pread(head.fd, UINT32.size, begin - UINT32.size)
-    return begin if last == UINT32.pack(head.num_bytes & 0xFFFFFFFF) else 0
+    last = look.read(UINT32.size, begin - UINT32.size)
+    return begin if last == UINT32.pack(look.num_bytes & 0xFFFFFFFF) else 0
 
 
-def _is_mds(head: Head) -> bool:
-    begin = _begin_of_items(head)
-    return bool(begin) and os.pread(head.fd, 1, begin) == b"{"
+def _is_mds(look: Look) -> bool:
+    begin = _begin_of_items(look)
+    return bool(begin) and look.read(1, begin) == b"{"
 
 
-def _is_litdata(head: Head) -> bool:
-    begin = _begin_of_items(head)
-    return bool(begin) and ITEMS_BEGIN.unpack_from(head.start)[1] == begin
+def _is_litdata(look: Look) -> bool:
+    begin = _begin_of_items(look)
+    return bool(begin) and ITEMS_BEGIN.unpack_from(look.start)[1] == begin
 
 
-def _is_tfrecord(head: Head) -> bool:
+def _is_tfrecord(look: Look) -> bool:
     """Return whether the length of the first record has its crc32c."""
-    if len(head.start) < 16 or UINT64.unpack_from(head.start)[0] > head.num_bytes - 16:
+    if len(look.start) < 16 or UINT64.unpack_from(look.start)[0] > look.num_bytes - 16:
         return False
     crc = 0xFFFFFFFF
-    for byte in head.start[:8]:
+    for byte in look.start[:8]:
         crc ^= byte
         for _ in range(8):
             crc = crc >> 1 ^ CRC32C_POLYNOMIAL * (crc & 1)
     crc ^= 0xFFFFFFFF
     masked = ((crc >> 15 | crc << 17) + CRC32C_MASK) & 0xFFFFFFFF
-    return head.start[8:12] == UINT32.pack(masked)
+    return look.start[8:12] == UINT32.pack(masked)
 
 
-def _is_text(head: Head) -> bool:
+def _is_text(look: Look) -> bool:
     """Return whether the beginning is UTF-8 that prints."""
-    if len(head.start) < MIN_TEXT_BYTES:
+    if len(look.start) < MIN_TEXT_BYTES:
         return False
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head.start)  # which the end of the head may cut
+        text = codecs.getincrementaldecoder("utf-8")().decode(look.start)  # which the end of the head may cut
     except UnicodeDecodeError:
         return False
     return all(each.isprintable() or each in "\n\r\t\f\ufeff" for each in text)
 
 
-def _is_numbers(head: Head) -> bool:
-    return head.start.lstrip()[:1] == b"[" and ONLY_NUMBERS.fullmatch(head.start) is not None
+def _is_numbers(look: Look) -> bool:
+    return look.start.lstrip()[:1] == b"[" and ONLY_NUMBERS.fullmatch(look.start) is not None
 
 
-def _is_json(head: Head) -> bool:
-    return head.start.lstrip()[:1] in (b"{", b"[") and _is_text(head)
+def _is_json(look: Look) -> bool:
+    return look.start.lstrip()[:1] in (b"{", b"[") and _is_text(look)
 
 
-def _is_csv(head: Head) -> bool:
-    return head.path.suffix in (".csv", ".tsv") and _is_text(head)
+def _is_csv(look: Look) -> bool:
+    return look.path.suffix in (".csv", ".tsv") and _is_text(look)
 
 
 #: The one table of signatures, in the order in which a file is compared with them.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,17 @@ from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.field_files import ids_among, require_no_fields, require_one_dtype
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.listing import listed
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
-from zb_hdf5.files.signatures import signature_and_size
+from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.read_as import AS_STORED, ReadAs, is_a_stream
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
+
+if TYPE_CHECKING:  # h5py, which no other format needs
+    from zb_hdf5.formats.h5_column import Column
 
 #: Sequences or documents without ids in a file, at most.
 MAX_EMPTY: Final = 1 << 22
@@ -59,6 +63,10 @@ class FlatTokens(NamedTuple):
         The fields whose values are stored beside the ids, each in a file of its own.
     record_tokens
         The ids of a record, of a file that holds records; None: it is a stream.
+    identity
+        The identity that the file had: another file of its name is refused when it is opened. None: any file.
+    column
+        The ids of an HDF5 file, as the look has found them; None: of another file.
     """
 
     path: Path
@@ -68,6 +76,14 @@ class FlatTokens(NamedTuple):
     num_documents: int | None = None
     fields: tuple[Field, ...] = ()
     record_tokens: int | None = None
+    identity: Identity | None = None
+    column: Column | None = None
+
+    @classmethod
+    def of(cls, column: Column) -> Self:
+        """Return the facts of an HDF5 file, by the dataset of its tokens."""
+        facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
+        return facts._replace(identity=column.identity, column=column)
 
     def require_axes(self, axes: str | None) -> None:
         """Refuse axes of a stream, and rows that are too short for records unless their axes are told.
@@ -213,7 +229,7 @@ class FlatFormat(ABC):
     sign
         The content by which its files are recognised, for the message that a file is none of them; "": there is none.
     holds_records
-        Whether its files may hold records, as `look` has found it.
+        Whether its files may hold records, as `facts` has found it.
     documents_suffix
         The ending of the file of documents beside one of ids, which may be absent; "": there is no such file.
     """
@@ -226,32 +242,32 @@ class FlatFormat(ABC):
         self.suffixes = suffixes
         self.read_as = read_as
 
-    def files(self, path: Path) -> list[Path]:
+    def files(self, look: Look) -> list[Path]:
         """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
 
-        A folder is of the format if its first file of ids is: one of another format is an error of `look`, so that none
-        is left out without a word. Files that are named as fields are none of ids.
+        A folder is of the format if its first file of ids is: one of another format is an error of `facts`, so that
+        none is left out without a word. Files that are named as fields are none of ids.
 
         Parameters
         ----------
-        path
-            A file of the format, or a folder with such files in and below it.
+        look
+            A look at a file, or at a folder with such files in and below it.
 
         Raises
         ------
         FormatError
             If a file of a folder is named as a field that no file of ids has.
         """
-        if not path.is_dir():
-            is_named = self.read_as.lacks_header or path.name.lower().endswith(self.suffixes[0])
-            return [path] if is_named and self.recognises(path) else []
-        return self._ids_in(path, listed(path, self.suffixes[0]).files)
+        if not look.is_dir:
+            is_named = self.read_as.lacks_header or look.path.name.lower().endswith(self.suffixes[0])
+            return [look.path] if is_named and self.recognises(look) else []
+        return self._ids_in(look, listed(look.path, self.suffixes[0]).files)
 
-    def _ids_in(self, folder: Path, files: Sequence[Path]) -> list[Path]:
+    def _ids_in(self, folder: Look, files: Sequence[Path]) -> list[Path]:
         """Return those of the files in a folder that are of ids; none if the first one is of another format."""
-        ids = ids_among(files, [folder])
+        ids = ids_among(files, [folder.path])
         first = next(iter(ids or files), None)
-        if first is None or not self.recognises(first):
+        if first is None or not self.recognises(folder.of(first)):
             return []
         require_no_fields(files, ids, self.field_files(ids))
         return ids
@@ -261,11 +277,11 @@ class FlatFormat(ABC):
         return []
 
     @abstractmethod
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, look: Look) -> bool:
         """Return whether a file that ends as the ids do is of this format, by its content; one without header is."""
 
     @abstractmethod
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
         """Return the facts of a file, from its headers and sizes alone.
 
         Raises
@@ -281,11 +297,11 @@ class FlatFormat(ABC):
         return []
 
     def file_of_field(self, path: Path, name: str) -> Path:
-        """Return the file of the values of a field, which `look` has found: those of each id, one after the other."""
+        """Return the file of the values of a field, which `facts` has found: those of each id, one after the other."""
         raise NotImplementedError
 
-    def look_without_header(self, path: Path) -> FlatTokens:
-        """Return the facts of a file that has ids and nothing else, from its size. Raises as `look`.
+    def facts_without_header(self, look: Look) -> FlatTokens:
+        """Return the facts of a file that has ids and nothing else, from its size. Raises as `facts`.
 
         Raises
         ------
@@ -294,7 +310,9 @@ class FlatFormat(ABC):
         """
         dtype = self.read_as.ids_dtype
         skip_bytes = self.read_as.skip_bytes
-        signature, size = signature_and_size(path)
+        path = look.path
+        signature = signature_of(look)
+        size = look.num_bytes
         if signature is not None and not signature.holds_ids(dtype.itemsize, skip_bytes):
             found = signature.words(path) + (": leave it out" if signature.way is None else "")
             raise ArgumentError(
@@ -309,10 +327,11 @@ class FlatFormat(ABC):
                 f"{path}: expected a multiple of {dtype.itemsize} bytes, for ids of {dtype.name}, found "
                 f"{num_bytes:,}: it was cut short, or source_dtype or skip_bytes is another one"
             )
-        return FlatTokens(path, num_bytes // dtype.itemsize, dtype, skip_bytes)
+        count = num_bytes // dtype.itemsize
+        return FlatTokens(path, count, dtype, skip_bytes, identity=look.identity)
 
     def num_documents(self, found: FlatTokens) -> int:
-        """Return the number of documents of a file, which `look` may not have counted. Raises as `document_offsets`."""
+        """Return the number of documents of a file, which `facts` may leave uncounted. Raises as `document_offsets`."""
         known = found.num_documents
         return len(self.document_offsets(found)) - 1 if known is None or known == NOT_COUNTED else known
 
@@ -328,7 +347,7 @@ class FlatFormat(ABC):
 
     def open(
         self,
-        path: Path,
+        found: FlatTokens,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
@@ -338,23 +357,27 @@ class FlatFormat(ABC):
 
         Parameters
         ----------
+        found
+            The facts of the file.
         meta
             The chunks. Ids become its dtype, and one that does not fit is an error when it is read.
         access
             As for `open_reader`.
         identity
-            The identity that the file had before; another file of this name is refused. None: any file.
+            The identity that the file of these values had before; another file of this name is refused. None: that of
+            the facts.
         digest
             Its digests; None: none were made.
         """
+        path = found.path
         if access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
-        found = self.look(path)
         if found.num_documents is not None and found.num_documents != NOT_COUNTED:
             meta = replace(meta, document_count=found.num_documents)
         if meta.field is not None:
             return self._open_field(found, meta, access, identity)
-        tokens = _open_run(path, found.dtype, found.num_tokens, access, identity, found.byte_offset)
+        known = identity or found.identity
+        tokens = _open_run(path, found.dtype, found.num_tokens, access, known, found.byte_offset)
         return FlatReader(path, meta, tokens, digest)
 
     def _open_field(self, found: FlatTokens, meta: StoreMeta, access: str, identity: Identity | None) -> FlatReader:

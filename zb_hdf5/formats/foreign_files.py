@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from zb_hdf5.errors import FormatError
-from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
@@ -32,28 +33,27 @@ class ForeignFiles(FlatFormat):
     def __init__(self, read_as: ReadAs = AS_STORED) -> None:
         super().__init__(hdf5_suffixes(), read_as)
 
-    def files(self, path: Path) -> list[Path]:
+    def files(self, look: Look) -> list[Path]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
-        if isinstance(path, RemotePath):
+        if look.is_far:
             return []
-        if path.is_dir():
-            return self._ids_in(path, hdf5_files(path))
-        return [path] if self.recognises(path) else []
+        if look.is_dir:
+            return self._ids_in(look, hdf5_files(look.path))
+        return [look.path] if self.recognises(look) else []
 
-    def recognises(self, path: Path) -> bool:
-        if backend_in(path) != "hdf5":
+    def recognises(self, look: Look) -> bool:
+        if backend_in(look) != "hdf5":
             return False
         try:
-            return not is_ours(path)
+            return not is_ours(look.path)
         except FormatError:
-            return not path.name.startswith(SHARD_PREFIX)
+            return not look.path.name.startswith(SHARD_PREFIX)
 
-    def look(self, path: Path) -> FlatTokens:
-        column = look_at_foreign(path, self.read_as)
-        return FlatTokens(path, column.num_tokens, column.dtype, fields=column.meta.fields)
+    def facts(self, look: Look) -> FlatTokens:
+        return FlatTokens.of(look_at_foreign(look.path, self.read_as))
 
-    def columns(self, files: Sequence[Path]) -> tuple[Column, ...]:
-        """Return the dataset of each file of a folder: all have the name of the first one. Raises as `look_at_foreign`.
+    def found(self, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
+        """Return the facts of each file of a folder, by the dataset of the first one. Raises as `look_at_foreign`.
 
         Raises
         ------
@@ -66,17 +66,20 @@ class ForeignFiles(FlatFormat):
         for file in files[1:]:
             columns.append(look_at_foreign(file, read_as))
             _require_alike(first, columns[-1])
-        return tuple(columns)
+        return tuple(map(FlatTokens.of, columns))
 
     def open(
         self,
-        path: Path,
+        found: FlatTokens,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatReader:
-        column = look_at(path, None, read_as=self.read_as, identity=identity)
+        path = found.path
+        column = found.column
+        if column is None or (identity is not None and column.identity != identity):
+            column = look_at(path, None, read_as=self.read_as, identity=identity)
         if meta.field is None:
             return FlatReader(path, meta, open_stored(column, access), digest)
         values = column.fields.get(meta.field.name)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError, Remedy, conversion_call
-from zb_hdf5.files.paths import head_of, regular, require_bytes
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.files.signatures import NPY_MAGIC, signature_of
@@ -49,20 +50,26 @@ MALFORMED_HEADER: Final = (
 )
 
 
-def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def npy_header(look: Look) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return (shape, Fortran order, dtype, byte offset of the data) of a `.npy` file that is as long as its array."""
-    head, size = head_of(path, PLAIN_HEADER_BYTES)
-    plain = PLAIN_HEADER.match(head)
+    plain = PLAIN_HEADER.match(look.read(PLAIN_HEADER_BYTES, 0))
     if plain is not None and plain.end() == FIRST_BYTES + int.from_bytes(plain["length"], "little"):
         shape = tuple(int(each) for each in plain["shape"].split(b",") if each)
         dtype = np.dtype(plain["dtype"].decode())
-        if plain.end() + math.prod(shape) * dtype.itemsize == size:
+        if plain.end() + math.prod(shape) * dtype.itemsize == look.num_bytes:
             return shape, plain["fortran"] == b"True", dtype, plain.end()
-    return _parse_header(path)
+    return _parse_header(look)
 
 
-def _parse_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return the facts of the `.npy` file at a path: see `npy_header`."""
+    with Look(path) as look:
+        return npy_header(look)
+
+
+def _parse_header(look: Look) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return the facts of any header; the parser of numpy takes ten times as long as a look at its bytes."""
+    path = look.path
     with open(path, "rb", opener=regular) as file:
         try:
             # version 3 differs from 2 in the encoding of field names, which arrays of integers do not have
@@ -74,7 +81,7 @@ def _parse_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
                 raise ValueError(f"impossible shape {shape}")
         except MALFORMED_HEADER as error:
             kind = IncompleteError if str(error).startswith("EOF") else FormatError
-            signature = signature_of(path)
+            signature = signature_of(look)
             facts = f"{path}: malformed .npy header: {error or type(error).__name__}"
             if signature is not None and signature.way is not None:
                 raise FormatError(f"{path}: expected a .npy file, found {signature.words(path)}") from error
@@ -108,13 +115,14 @@ class NpyArrays(FlatFormat):
     sign: ClassVar = "a header of numpy"
     holds_records: ClassVar = True
 
-    def recognises(self, path: Path) -> bool:
-        return head_of(path, len(NPY_MAGIC))[0] == NPY_MAGIC
+    def recognises(self, look: Look) -> bool:
+        return look.start.startswith(NPY_MAGIC)
 
-    def look(self, path: Path) -> FlatTokens:
-        shape, fortran, dtype, byte_offset = read_npy_header(path)
+    def facts(self, look: Look) -> FlatTokens:
+        path = look.path
+        shape, fortran, dtype, byte_offset = npy_header(look)
         if len(shape) == 1 and dtype.kind in "iu":  # a folder has thousands of them
-            return FlatTokens(path, shape[0], dtype, byte_offset)
+            return FlatTokens(path, shape[0], dtype, byte_offset, identity=look.identity)
         if refusal := refusal_of(shape, fortran, dtype):
             line = ""
             if fortran and dtype.kind in "iu" and len(shape) == 2:
@@ -122,7 +130,8 @@ class NpyArrays(FlatFormat):
                 line = f": {conversion_call(path, 'hdf5', batch_size=batch_size, seq_len=shape[1])}"
             raise FormatError(f"{path}: {refusal}{line}")
         record_tokens = shape[1] if len(shape) == 2 else None
-        return FlatTokens(path, math.prod(shape), dtype, byte_offset, record_tokens=record_tokens)
+        count = math.prod(shape)
+        return FlatTokens(path, count, dtype, byte_offset, record_tokens=record_tokens, identity=look.identity)
 
 
 class NpyWriter(FileWriter):

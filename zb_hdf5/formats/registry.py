@@ -10,10 +10,11 @@ import math
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, Remedy, UnverifiableError
-from zb_hdf5.files.paths import Identity, RemotePath, any_path, on_failure, open_file
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import Identity, on_failure
 from zb_hdf5.read_as import AS_STORED, ReadAs
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from zb_hdf5.formats.broken_file import BrokenFile
     from zb_hdf5.formats.h5_column import Column
     from zb_hdf5.spec import StoreMeta
-
-#: The magic bytes of nearly every file are in this part of it.
-HEAD_BYTES: Final = 4096
 
 
 class FileFormat:
@@ -148,7 +146,7 @@ class FileFormat:
         with on_failure(reader.close):
             return BrokenFile(reader, reader.digests.crc32(), "" if reader.complete else "its writer has not finished")
 
-    def look_at(self, path: Path) -> tuple[int, str]:
+    def count(self, look: Look) -> tuple[int, str]:
         """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
         raise NotImplementedError  # of a format with digests
 
@@ -239,11 +237,11 @@ class NpyFormat(FileFormat):
     has_axes = True
     tokens_only = True
 
-    def look_at(self, path: Path) -> tuple[int, str]:
-        from zb_hdf5.formats.npy import NPY_MISSING, UNREAD_REMEDY, read_npy_header, refusal_of
+    def count(self, look: Look) -> tuple[int, str]:
+        from zb_hdf5.formats.npy import NPY_MISSING, UNREAD_REMEDY, npy_header, refusal_of
 
-        shape, fortran, dtype, _ = read_npy_header(path)
-        remedy = UNREAD_REMEDY if refusal_of(shape, fortran, dtype) else Remedy.DIGESTS.about(str(path))
+        shape, fortran, dtype, _ = npy_header(look)
+        remedy = UNREAD_REMEDY if refusal_of(shape, fortran, dtype) else Remedy.DIGESTS.about(str(look.path))
         return math.prod(shape), f"{NPY_MISSING}; {remedy}"
 
 
@@ -262,18 +260,17 @@ def backends() -> dict[str, FileFormat]:
     return {name: row for name, row in FORMATS.items() if row.holds_batches}
 
 
-def detect_backend(path: str | os.PathLike[str]) -> str:
+def detect_backend(look: Look) -> str:
     """Return the name of the first backend whose magic bytes a file carries."""
-    path = any_path(path)
-    if name := backend_in(path):
+    if name := backend_in(look):
         return name
-    raise no_known_file(path)
+    raise no_known_file(look)
 
 
-def no_known_file(path: Path) -> FormatError:
+def no_known_file(look: Look) -> FormatError:
     """Return the error of a file that carries the magic bytes of no backend."""
-    with open_file(path) as file:
-        head = file.read(8)
+    path = look.path
+    head = look.start[:8]
     known = ", ".join(f"{row.noun} (magic {row.magic()!r})" for row in backends().values())
     ours = {".partial", *(suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes))}
     remedy = None if path.suffix in ours else Remedy.CONVERT
@@ -283,25 +280,20 @@ def no_known_file(path: Path) -> FormatError:
     return FormatError(facts, remedy=remedy, at=path)
 
 
-def backend_in(path: Path) -> str:
+def backend_in(look: Look) -> str:
     """Return the name of the first backend whose magic bytes a file carries; "": none."""
-    with open_file(path) as file:
-        head = file.read(HEAD_BYTES)
-        for name, row in backends().items():
-            if (magic := row.magic()) and any(
-                head.startswith(magic, offset) if offset < HEAD_BYTES else _has_at(file, path, offset, magic)
-                for offset in row.magic_offsets()
-            ):
-                return name
+    for name, row in backends().items():
+        magic = row.magic()
+        if magic and any(_has_at(look, offset, magic) for offset in row.magic_offsets()):
+            return name
     return ""
 
 
-def _has_at(file: BinaryIO, path: Path, offset: int, magic: bytes) -> bool:
-    """Return whether a file of this machine has some bytes at an offset: of an object each look is a request."""
-    if isinstance(path, RemotePath):
-        return False
-    file.seek(offset)
-    return file.read(len(magic)) == magic
+def _has_at(look: Look, offset: int, magic: bytes) -> bool:
+    """Return whether a file has some bytes at an offset; of an object its first bytes tell: more are a request."""
+    if look.is_far or offset < len(look.start):
+        return look.start.startswith(magic, offset)
+    return look.read(len(magic), offset) == magic
 
 
 def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> BatchReader:
@@ -310,7 +302,8 @@ def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> BatchReader:
     A dataset of another program, which may be chosen, is refused by an `UnverifiableError` where it has no digest:
     nothing in it can be compared, saved or indexed.
     """
-    row = FORMATS[detect_backend(path)]
+    with Look(path) as look:
+        row = FORMATS[detect_backend(look)]
     chosen = {"read_as": read_as} if read_as.names_dataset else {}
     reader = row.open(path, verify="none", **row.any_layout, **chosen)
     if reader.foreign_dataset is not None and reader.sha256 is None:
@@ -335,31 +328,32 @@ def hdf5_files(folder: Path) -> list[Path]:
     return [*listed(folder, *hdf5_suffixes()).files]
 
 
-def require_datasets(path: Path, read_as: ReadAs) -> None:
+def require_datasets(look: Look, read_as: ReadAs) -> None:
     """Raise `BackendError` if a dataset, or its axes, are named of files that have none, or that are in a store."""
     if not read_as.names_dataset:
         return
     from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
     from zb_hdf5.spec import INDEX_NAME
 
+    path = look.path
     name, value = next(iter(read_as.given.items()))
     kinds = [row for row in FORMATS.values() if row.has_axes and not (read_as.needs_hdf5 and row.tokens_only)]
     facts = f"{path}: {name}={value!r} needs {' or '.join(row.noun for row in kinds)}"
-    if path.is_dir() or path.name == INDEX_NAME:
-        is_local = path.is_dir() and not isinstance(path, RemotePath)
+    if look.is_dir or path.name == INDEX_NAME:
+        is_local = look.is_dir and not look.is_far
         suffixes = [suffix for row in kinds for suffix in (row.suffix, *row.other_suffixes)]
         if not is_local or (path / INDEX_NAME).exists() or not listed(path, *suffixes).files:
             raise BackendError(f"{facts}, found a folder", options=[name])
         return
-    found = format_of(path)
+    found = format_of(look)
     if found not in kinds:
         raise BackendError(f"{facts}, found a {found.name!r} file", options=[name])
 
 
-def format_of(path: Path) -> FileFormat:
+def format_of(look: Look) -> FileFormat:
     """Return the format of a file: by its magic bytes, or by the suffix of a format without batches."""
-    plain = (row for row in FORMATS.values() if not row.holds_batches and row.suffix == path.suffix)
-    return next(plain, None) or FORMATS[detect_backend(path)]
+    plain = (row for row in FORMATS.values() if not row.holds_batches and row.suffix == look.path.suffix)
+    return next(plain, None) or FORMATS[detect_backend(look)]
 
 
 def backend_of_suffix(path: str | os.PathLike[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.listing import kept_listings, name_below
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
@@ -286,11 +287,11 @@ def needs_no_digests(path: Path, digests: object) -> BackendError:
     )
 
 
-def not_in_place(path: Path) -> FormatError | None:
+def not_in_place(look: Look) -> FormatError | None:
     """Return the error of a path that is no store and is not read in place; None: of another path."""
-    if find_index(path) or stores_by_format(path):
+    if find_index(look.path) or stores_by_format(look.path):
         return None
-    return way_in(path) or not_recognised(path)
+    return way_in(look) or not_recognised(look)
 
 
 class Undigested(NamedTuple):
@@ -311,16 +312,16 @@ class Undigested(NamedTuple):
     files: list[Path]
 
 
-def undigested(path: Path, read_as: ReadAs) -> Undigested | None:
+def undigested(look: Look, read_as: ReadAs) -> Undigested | None:
     """Return the files at a path that hold no digests; None if they are others. No dataset is looked for."""
-    name = flat_name(path, read_as)
+    name = flat_name(look, read_as)
     if name:
-        return Undigested(name, read_as, flat_files(name, path, read_as))
-    if find_index(path) or stores_by_format(path):
+        return Undigested(name, read_as, flat_files(name, look, read_as))
+    if find_index(look.path) or stores_by_format(look.path):
         return None
     from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
 
-    files = ForeignFiles().files(path)
+    files = ForeignFiles().files(look)
     return Undigested(FOREIGN_BACKEND, read_as, files) if files else None
 
 
@@ -338,10 +339,10 @@ def _with_dataset(found: Undigested) -> Undigested:
         return found
     from zb_hdf5.formats.foreign_files import ForeignFiles
 
-    first, *_ = ForeignFiles(found.read_as).columns(found.files)
-    if first.sha256 is not None:
+    first, *_ = ForeignFiles(found.read_as).found(found.files)
+    if first.column is None or first.column.sha256 is not None:
         raise _has_digests(first.path)
-    return found._replace(read_as=replace(found.read_as, dataset=first.name))
+    return found._replace(read_as=replace(found.read_as, dataset=first.column.name))
 
 
 def _has_digests(path: Path) -> BackendError:
@@ -399,15 +400,16 @@ def write_digests(
     if read_as.digests is not None:
         raise ArgumentError(f"{path}: digests are what is made here, found digests={str(read_as.digests)!r}")
     read_as = replace(read_as, field_channels={})
-    require_datasets(path, read_as)
-    at_path = undigested(path, read_as)
-    if at_path is None:
-        raise not_in_place(path) or _has_digests(path)
-    backend, read_as, files = _with_dataset(at_path)
-    flat = format_without_digests(backend, read_as)
-    if flat is None:
-        raise _has_digests(path)
-    found = [flat.look(file) for file in files]
+    with Look(path) as look:
+        require_datasets(look, read_as)
+        at_path = undigested(look, read_as)
+        if at_path is None:
+            raise not_in_place(look) or _has_digests(path)
+        backend, read_as, files = _with_dataset(at_path)
+        flat = format_without_digests(backend, read_as)
+        if flat is None:
+            raise _has_digests(path)
+        found = [*map(flat.facts, look.each(files))]
     if flat.holds_records:
         require_alike(found)
         found[0].require_axes(read_as.axes)
@@ -440,7 +442,7 @@ def _digest_of(flat: FlatFormat, progress: Count, found: FlatTokens) -> FlatDige
     path = found.path
     sha256 = hashlib.sha256()
     crc32: list[int] = []
-    with flat.open(path, CHUNKS_OF_FLAT_FILES) as reader:
+    with flat.open(found, CHUNKS_OF_FLAT_FILES) as reader:
         for _, chunks in reader.groups():
             sha256.update(chunks)
             crc32 += map(crc32_of, chunks)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from zb_hdf5.errors import ArgumentError, BackendError, conversion_call
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.registry import backend_in
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
@@ -20,7 +18,7 @@ from zb_hdf5.trainers.trainer_formats import (
 )
 
 
-def headerless_name(path: Path, backend: str = "auto") -> str:
+def headerless_name(look: Look, backend: str = "auto") -> str:
     """Return the name of the format of files without a header at a path.
 
     Parameters
@@ -35,21 +33,22 @@ def headerless_name(path: Path, backend: str = "auto") -> str:
     BackendError
         If they are not of this machine, or the files of `backend` have a header.
     """
-    if isinstance(path, RemotePath):
+    path = look.path
+    if look.is_far:
         raise BackendError(f"{path}: source_dtype needs files of this machine, found a URL", options=["source_dtype"])
-    if path.is_dir():
-        known = "store" if find_index(path) or stores_by_format(path) else flat_name_of(path)
+    if look.is_dir:
+        known = "store" if find_index(path) or stores_by_format(path) else flat_name_of(look)
     else:
-        known = backend_in(path) or flat_name_in(path)
+        known = backend_in(look) or flat_name_in(look)
     line = ""
-    if not known and (known := source_name_of(path)):
+    if not known and (known := source_name_of(look)):
         line = f", and convert it: {conversion_call(path, STREAM_LAYOUT)}"
     if known:
         raise ArgumentError(
             f"{path}: source_dtype is for files without a header, found {known!r}: leave it out{line}",
             options=["source_dtype"],
         )
-    name = headerless_name_of(path) if backend == "auto" else backend
+    name = headerless_name_of(look) if backend == "auto" else backend
     if name not in TRAINER_FORMATS or not TRAINER_FORMATS[name].lacks_header:
         raise BackendError(
             f"{path}: asked for backend {backend!r}, whose files have a header: leave out source_dtype",
@@ -58,6 +57,6 @@ def headerless_name(path: Path, backend: str = "auto") -> str:
     return name
 
 
-def flat_name(path: Path, read_as: ReadAs = AS_STORED) -> str:
+def flat_name(look: Look, read_as: ReadAs = AS_STORED) -> str:
     """Return the name of the flat format that a path holds; "": none. Raises as `headerless_name`."""
-    return headerless_name(path) if read_as.lacks_header else flat_name_of(path)
+    return headerless_name(look) if read_as.lacks_header else flat_name_of(look)

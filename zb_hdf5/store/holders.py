@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy, require_choice
 from zb_hdf5.files.listing import kept_listings, listed, name_below
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path, on_failure, require_remote_access
 from zb_hdf5.files.publishing import require_present
@@ -55,7 +57,6 @@ from zb_hdf5.trainers.trainer_formats import (
     installed_name_of,
     named_by_prefix,
     not_recognised,
-    row_named,
     source_name_of,
 )
 
@@ -77,7 +78,7 @@ ANY_SHAPE: Final = Shape()
 
 @dataclass(frozen=True)
 class Opening:
-    """A path as one look at it has found it, and how it is to be read. `look` makes it, `open` gives its reader.
+    """A path as one look at it has found it, and how it is to be read. `opening_at` makes it, `open` gives its reader.
 
     Attributes
     ----------
@@ -93,15 +94,12 @@ class Opening:
         The `shards.json` of a store, with all splits; None: no store.
     column
         The tokens of a lone HDF5 file; None: of another format, or of several files.
-    foreign
-        The tokens of several HDF5 files of another program, or of one whose digests were made; (): of any other path.
+    files
+        The files of ids that the look has found in no store, whatever their splits are.
+    found
+        The facts of those of the split that is read, where the look has opened them; (): they are still to be opened.
     splits
         The split of each of these.
-    files
-        The files of a flat format that the look has found; (): they are still to be found.
-    in_split, first
-        Those of the split that is read, and the facts of the first of them, where they may hold records; None: they are
-        of another format.
     shape
         The shape of batches as it is asked for.
     access, verify, split, read_as
@@ -114,11 +112,9 @@ class Opening:
     backend: str
     index: ShardIndex | None = None
     column: Column | None = None
-    foreign: tuple[Column, ...] = ()
-    splits: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
-    in_split: SplitFiles | None = None
-    first: FlatTokens | None = None
+    found: tuple[FlatTokens, ...] = ()
+    splits: tuple[str, ...] = ()
     shape: Shape = ANY_SHAPE
     access: str = "auto"
     verify: str = "auto"
@@ -128,9 +124,8 @@ class Opening:
     @property
     def foreign_dataset(self) -> str | None:
         """The dataset that is read of HDF5 files of another program; None of any other path."""
-        if self.foreign:
-            return self.foreign[0].name
-        return self.column.name if self.column is not None and self.column.is_foreign else None
+        column = self.found[0].column if self.found else self.column
+        return column.name if column is not None and column.is_foreign else None
 
     @property
     def takes_digests(self) -> bool:
@@ -139,7 +134,7 @@ class Opening:
             return False
         if self.column is not None:
             return self.column.is_foreign and self.column.sha256 is None
-        return bool(self.foreign) or flat_format(self.backend) is not None
+        return bool(self.found)
 
     def with_digests(self) -> Opening:
         """Return the opening of the same files, which are compared with digests that were made."""
@@ -147,9 +142,9 @@ class Opening:
             return self
         from zb_hdf5.formats.foreign_files import ForeignFiles
 
-        columns = ForeignFiles(self.read_as).columns([self.path])  # looks at its axes, too
-        splits = (DEFAULT_SPLIT,) * len(columns)
-        return replace(self, holder=ForeignHolder.name, column=None, foreign=columns, splits=splits)
+        found = ForeignFiles(self.read_as).found([self.path])  # looks at its axes, too
+        splits = (DEFAULT_SPLIT,) * len(found)
+        return replace(self, holder=ForeignHolder.name, column=None, files=(self.path,), found=found, splits=splits)
 
     def open(self, index: ShardIndex | None = None) -> BatchReader:
         """Return the reader of its batches, or of the windows of its stream. Raises as `open_reader`.
@@ -186,7 +181,7 @@ class Opening:
             access=self.access,
             verify=self.verify,
             read_as=self.read_as,
-            columns=self.columns,
+            found=self.known,
         )
 
     def splits_there(self) -> list[str | None]:
@@ -199,24 +194,23 @@ class Opening:
         """
         if self.index is not None:
             return [*train_first(self.index.table.values["split"])]
-        told = train_first(named_splits(holder_named(self.holder).files(self), [self.path]))
+        told = train_first(named_splits(self.files, [self.path]))
         return [*told] if len(told) > 1 else [None]
 
     @property
     def left_out(self) -> tuple[Path, ...]:
         """The files in and below the path that are named as tokens or text are, and that no split of it has."""
-        files = holder_named(self.holder).files(self)
         endings = {
-            f".{os.fspath(file).rpartition('.')[2].lower()}" for file in files
+            f".{os.fspath(file).rpartition('.')[2].lower()}" for file in self.files
         }  # in a third of the time of pathlib
         return listed(self.path, *sorted(endings)).left_out if endings else ()
 
     @property
-    def columns(self) -> dict[int, Column]:
-        """The columns of the files that are known already, by the numbers of the files."""
+    def known(self) -> Mapping[int, Column | FlatTokens]:
+        """The facts of the files that the look has opened, by the numbers of the files."""
         if self.read_as.digests is not None:
             return {}  # the first read proves each file
-        return {0: self.column} if self.column is not None else dict(enumerate(self.foreign))
+        return {0: self.column} if self.column is not None else dict(enumerate(self.found))
 
     def stream_index(self) -> ShardIndex:
         """Return the index of the files of a stream, of the split that is asked for.
@@ -238,7 +232,7 @@ class Opening:
 
 
 @kept_listings()
-def look(
+def opening_at(
     path: str | os.PathLike[str],
     *,
     backend: str = "auto",
@@ -268,13 +262,14 @@ def look(
     require_read_as(read_as)
     require_remote_access(path, access)
     require_present(path)
-    require_datasets(path, read_as)
-    found = _held(path, backend, read_as, split)
-    notes: list[str] = []
-    if found is None:
-        found = _of_installed(path, backend, split, notes)
-    if found is None:
-        raise noted(_unknown(path), notes)
+    with Look(path) as look:
+        require_datasets(look, read_as)
+        found = _held(look, backend, read_as, split)
+        notes: list[str] = []
+        if found is None:
+            found = _of_installed(look, backend, split, notes)
+        if found is None:
+            raise noted(_unknown(look), notes)
     if found.index is not None and split == AUTO_SPLIT:
         split = None
     found = replace(found, shape=shape, access=access, verify=verify, read_as=read_as, split=split)
@@ -286,13 +281,13 @@ def look(
     return found.with_digests()
 
 
-def _held(path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+def _held(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
     """Ask each kind of holder for a path, in the order of the table; None: none of them holds it."""
     if read_as.lacks_header:
-        name = headerless_name(path, backend)
-        return Opening(path, name, STREAM_LAYOUT, name)
+        name = headerless_name(look, backend)
+        return FlatHolder(name).find(look, name, read_as, split)
     for holder in HOLDERS.values():
-        found = holder.find(path, backend, read_as, split)
+        found = holder.find(look, backend, read_as, split)
         if found is not None:
             return found
     return None
@@ -309,7 +304,7 @@ def _require_backend_name(backend: str) -> None:
         raise noted(error, INSTALLED.notes) from None
 
 
-def _of_installed(path: Path, backend: str, split: str | None, notes: list[str]) -> Opening | None:
+def _of_installed(look: Look, backend: str, split: str | None, notes: list[str]) -> Opening | None:
     """Return the opening of a path that no format of ours has, by a package; None: by none. Those that fail add notes.
 
     Parameters
@@ -317,15 +312,15 @@ def _of_installed(path: Path, backend: str, split: str | None, notes: list[str])
     backend
         The format that is asked for, or "auto".
     """
-    name = installed_name_of(path, notes) if backend == "auto" else backend
+    name = installed_name_of(look, notes) if backend == "auto" else backend
     if name in HOLDERS or flat_format(name) is None:
         return None
-    return FlatHolder(name).find(path, backend, AS_STORED, split)
+    return FlatHolder(name).find(look, backend, AS_STORED, split)
 
 
-def _unknown(path: Path) -> FormatError:
+def _unknown(look: Look) -> FormatError:
     """Return the error of a path that no format has."""
-    return way_in(path) or not_recognised(path) or (no_index(path) if path.is_dir() else no_known_file(path))
+    return way_in(look) or not_recognised(look) or (no_index(look.path) if look.is_dir else no_known_file(look))
 
 
 class Holder(ABC):
@@ -334,7 +329,7 @@ class Holder(ABC):
     name: str
 
     @abstractmethod
-    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+    def find(self, look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
         """Return the opening of a path of this kind; None if it is of another kind.
 
         Parameters
@@ -346,10 +341,6 @@ class Holder(ABC):
         split
             The split that is asked for, for a holder whose look opens each file.
         """
-
-    def files(self, opening: Opening) -> list[Path]:
-        """Return the files of a path that is in no store, whatever their splits are; none of any other path."""
-        return []
 
     def open_batches(self, opening: Opening) -> BatchReader:
         """Return the reader of batches that are stored."""
@@ -365,7 +356,8 @@ class StoreHolder(Holder):
 
     name = "store"
 
-    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+    def find(self, look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+        path = look.path
         if find_index(path):
             index = ShardIndex.load(path)
         else:
@@ -448,38 +440,36 @@ class FlatHolder(Holder):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
-        is_asked_for = backend == self.name and path.is_dir()
-        files = tuple(flat_files(self.name, path))
-        if not is_asked_for and not files:
+    def find(self, look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+        path = look.path
+        files = tuple(flat_files(self.name, look, read_as))
+        flat = flat_format(self.name, read_as)
+        if flat is None or not (files or (backend == self.name and look.is_dir)):
             return None
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
-        found = Opening(path, self.name, STREAM_LAYOUT, self.name, files=files)
-        flat = flat_format(self.name)
-        if not files or flat is None or not flat.holds_records:
-            return found
-        in_split = SplitFiles.at([path], files, split)
-        first = flat.look(in_split.files[0])
-        first.require_axes(read_as.axes)
-        found = replace(found, in_split=in_split, first=first)
-        return replace(found, layout=STREAM_LAYOUT if first.record_tokens is None else BATCHES_LAYOUT)
-
-    def files(self, opening: Opening) -> list[Path]:
-        return list(opening.files) or flat_files(self.name, opening.path, opening.read_as)
+        if not files:
+            raise FormatError(f"{path}: no {flat.suffixes[0]} files of the format {self.name!r} in this folder")
+        in_split, splits = SplitFiles.at([path], files, split)
+        found = tuple(map(flat.facts, look.each(in_split)))
+        layout = STREAM_LAYOUT
+        if flat.holds_records:
+            found[0].require_axes(read_as.axes)
+            layout = STREAM_LAYOUT if found[0].record_tokens is None else BATCHES_LAYOUT
+        return Opening(path, self.name, layout, self.name, files=files, found=found, splits=tuple(splits))
 
     def open_batches(self, opening: Opening) -> BatchReader:
-        first = cast(FlatTokens, opening.first)
         index = self.stream_index(opening)
         if opening.verify == "store":
             opening.compare_digests()
         return RecordReader(
             opening.path,
             index,
-            Windows.of(opening.shape.batch_size or 1, cast(int, first.record_tokens)),
+            Windows.of(opening.shape.batch_size or 1, cast(int, opening.found[0].record_tokens)),
             read_as=opening.read_as,
             access=opening.access,
             verify=opening.verify,
+            found=opening.known,
         )
 
     def stream_index(self, opening: Opening) -> ShardIndex:
@@ -488,14 +478,7 @@ class FlatHolder(Holder):
         Ids become uint16 where that holds the dtypes of all, else uint32.
         """
         read_as = opening.read_as
-        flat = flat_format(self.name, read_as)
-        files, splits = opening.in_split or SplitFiles.at([opening.path], self.files(opening), opening.split)
-        if flat is None or not files:
-            row = row_named(self.name)
-            suffix = "" if row is None else f"{row.suffixes[0]} "
-            raise FormatError(f"{opening.path}: no {suffix}files of the format {self.name!r} in this folder")
-        first = opening.first
-        found = [first if first is not None and file == first.path else flat.look(file) for file in files]
+        found = opening.found
         digests: dict[str, FlatDigest] = {}
         if read_as.digests is not None:
             digests = Digests.load(read_as.digests).require_all(opening.path, self.name, found)
@@ -510,7 +493,7 @@ class FlatHolder(Holder):
         if digests:
             made = digests
             digests = {name: made[name_below(opening.path, each.path)] for name, each in zip(names, found, strict=True)}
-        table = flat_table(self.name, names, found, splits, digests)
+        table = flat_table(self.name, names, found, list(opening.splits), digests)
         return ShardIndex(meta, table, source=source, digests=digests, read_as=read_as)
 
 
@@ -519,10 +502,11 @@ class FileHolder(Holder):
 
     name = "file"
 
-    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
-        if path.is_dir():
+    def find(self, look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+        path = look.path
+        if look.is_dir:
             return None
-        found = backend_in(path)
+        found = backend_in(look)
         if not found:
             return None
         if backend not in ("auto", found):
@@ -531,7 +515,7 @@ class FileHolder(Holder):
         try:
             column = FORMATS[found].column_of(path, read_as)
         except FormatError as error:
-            if error.remedy is Remedy.DATASET and not read_as.names_dataset and (name := source_name_of(path)):
+            if error.remedy is Remedy.DATASET and not read_as.names_dataset and (name := source_name_of(look)):
                 error.add_note(f"its documents as a whole are no dataset: convert reads them, as the format {name!r}")
             raise
         layout = BATCHES_LAYOUT if column is None else column.meta.layout
@@ -597,29 +581,27 @@ class ForeignHolder(Holder):
 
     name = "foreign"
 
-    def find(self, path: Path, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
-        if isinstance(path, RemotePath) or not path.is_dir() or not hdf5_files(path):
+    def find(self, look: Look, backend: str, read_as: ReadAs, split: str | None) -> Opening | None:
+        path = look.path
+        if look.is_far or not look.is_dir or not hdf5_files(path):
             return None
         from zb_hdf5.formats.foreign import warn_of_mask
         from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which a finished store does not need
 
-        files = ForeignFiles().files(path)
+        files = ForeignFiles().files(look)
         if not files:
             return None
         if backend not in ("auto", FOREIGN_BACKEND):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=FOREIGN_BACKEND)
         warn_of_mask(read_as)
-        files, splits = SplitFiles.at([path], files, split)
-        columns = ForeignFiles(read_as).columns(files)
-        layout = columns[0].meta.layout
-        return Opening(path, self.name, layout, FOREIGN_BACKEND, foreign=columns, splits=tuple(splits))
-
-    def files(self, opening: Opening) -> list[Path]:
-        return [column.path for column in opening.foreign]
+        in_split, splits = SplitFiles.at([path], files, split)
+        found = ForeignFiles(read_as).found(in_split)
+        layout = cast("Column", found[0].column).meta.layout
+        return Opening(path, self.name, layout, FOREIGN_BACKEND, files=tuple(files), found=found, splits=tuple(splits))
 
     def open_batches(self, opening: Opening) -> BatchReader:
-        meta = opening.foreign[0].meta
+        meta = cast("Column", opening.found[0].column).meta
         size = meta.batch_size
         if size == 1:
             size = opening.shape.batch_size or size
@@ -632,19 +614,19 @@ class ForeignHolder(Holder):
             access=opening.access,
             verify=opening.verify,
             read_as=replace(opening.read_as, dataset=opening.foreign_dataset),
-            columns=opening.columns,
+            found=opening.known,
         )
 
     def stream_index(self, opening: Opening) -> ShardIndex:
         """Return the index of the files as chunks of one stream, whatever the axes of their datasets are."""
         from zb_hdf5.formats.h5_tokens import require_access
 
-        columns = opening.foreign
+        columns = [cast("Column", each.column) for each in opening.found]
         for column in columns:
             require_access(column, opening.access)
         first = columns[0]
         read_as = replace(opening.read_as, dataset=first.name)
-        found = [FlatTokens(each.path, each.num_tokens, each.dtype, fields=each.meta.fields) for each in columns]
+        found = opening.found
         digests: dict[str, FlatDigest] = {}
         if read_as.digests is not None:
             made = Digests.load(read_as.digests)

@@ -20,7 +20,7 @@ from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
-from zb_hdf5.store.holders import Opening, Shape, look
+from zb_hdf5.store.holders import Opening, Shape, opening_at
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.token_stream import TokenStream
 
@@ -102,7 +102,7 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    opening = look(
+    opening = opening_at(
         path,
         backend=backend,
         access=access,
@@ -228,7 +228,7 @@ def open_for_loader(
     For a store, "auto" is the split for training. Files of a folder that are left out are noted.
     """
     is_whole = batch_size is not None and seq_len is not None
-    opening = look(
+    opening = opening_at(
         path,
         backend=backend,
         access=access,

@@ -17,6 +17,7 @@ from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -259,7 +260,8 @@ def _index_like(old: ShardIndex, paths: list[Path], progress: CountFiles) -> Sha
 
 def add_crc32_file(path: Path) -> Path | None:
     """Write the `<path>.crc32` of a file of a format that holds no crc32 rows; None if it has one."""
-    name = detect_backend(path) if path.is_file() else ""
+    with Look(path) as look:
+        name = detect_backend(look) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:
         nouns = " or ".join(row.noun for row in backends().values() if row.has_sidecar)
         found = f", found a {name!r} file" if name else ""

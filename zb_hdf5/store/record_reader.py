@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.flat import FlatTokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
@@ -34,7 +35,7 @@ class RecordReader(CutReader):
         The records and batches, which do not overlap.
     read_as
         How the files are read; of HDF5 with the name of the dataset.
-    access, verify, columns
+    access, verify, found
         As for `StoreReader`.
     """
 
@@ -47,10 +48,10 @@ class RecordReader(CutReader):
         read_as: ReadAs,
         access: str = "auto",
         verify: str = "auto",
-        columns: Mapping[int, Column] | None = None,
+        found: Mapping[int, Column | FlatTokens] | None = None,
     ) -> None:
         how = ReadOptions(access=access, verify=verify, read_as=read_as)
-        super().__init__(path, index, columns=columns, **how)
+        super().__init__(path, index, found=found, **how)
         self.foreign_dataset = read_as.dataset
         self.layout = BATCHES_LAYOUT
         with on_failure(self.close):

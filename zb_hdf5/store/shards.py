@@ -26,6 +26,7 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, stored_crc32
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, on_failure
@@ -33,6 +34,7 @@ from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -73,8 +75,8 @@ class Sharded(Tokens):
         The folder that the paths of the index are relative to.
     access, verify, read_as
         As for `open_reader`.
-    columns
-        Columns of files that are known already, by the numbers of the files.
+    found
+        The facts of files that were looked at, by the numbers of the files.
     """
 
     _not_copied: ClassVar = ("_files", "_known", "_joined", "residency")
@@ -86,17 +88,18 @@ class Sharded(Tokens):
         access: str,
         verify: str,
         read_as: ReadAs = AS_STORED,
-        columns: Mapping[int, Column] | None = None,
+        found: Mapping[int, Column | FlatTokens] | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.asked = access
         self.read_as = read_as
         self._verify = verify
-        self._columns = dict(columns or {})
+        self._found = dict(found or {})
         self.identities = dict[int, Identity]()
-        for number, column in self._columns.items():
-            self.identities[number] = column.identity
+        for number, each in self._found.items():
+            if each.identity is not None:
+                self.identities[number] = each.identity
         self.dtype = index.meta.dtype
         self.unit = index.meta.batch_tokens
         self.name = str(folder)
@@ -109,9 +112,9 @@ class Sharded(Tokens):
         self.number(index.table.values["token_count"].tolist())
         self._reset()
 
-    def reopened(self, index: ShardIndex, columns: Mapping[int, Column]) -> Sharded:
+    def reopened(self, index: ShardIndex, found: Mapping[int, Column | FlatTokens]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
-        tokens = Sharded(self.folder, index, self.asked, self._verify, self.read_as, columns)
+        tokens = Sharded(self.folder, index, self.asked, self._verify, self.read_as, found)
         tokens.name = self.name
         return tokens
 
@@ -332,7 +335,7 @@ class Sharded(Tokens):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
-        return {**kept, "_columns": {}, "_is_closed": False}  # a copy looks again
+        return {**kept, "_found": {}, "_is_closed": False}  # a copy looks again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -410,14 +413,16 @@ class Sharded(Tokens):
         flat = format_without_digests(entry.backend, self.index.read_as)
         if flat is not None:
             digest = self.index.digests.get(entry.path)
-            reader: BatchReader = flat.open(path, self.index.meta, self.asked, identity, digest)
+            facts = self._facts(flat, number, path)
+            reader: BatchReader = flat.open(facts, self.index.meta, self.asked, identity, digest)
         else:
+            column = self._found.get(number)
             reader = FORMATS[entry.backend].open_column(
                 path,
                 self.index.meta,
                 self.asked,
                 identity=identity,
-                column=self._columns.get(number),
+                column=None if isinstance(column, FlatTokens) else column,
                 read_as=self.read_as,
             )
         with on_failure(reader.close):
@@ -437,6 +442,14 @@ class Sharded(Tokens):
                 )
             reader.check_reads(self._verify)
         return reader.tokens
+
+    def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatTokens:
+        """Return the facts of a flat file, which a copy looks for again."""
+        found = self._found.get(number)
+        if isinstance(found, FlatTokens):
+            return found
+        with Look(path) as look:
+            return flat.facts(look)
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""
@@ -478,8 +491,8 @@ class StoreReader(BatchReader):
         The shards that are read.
     access, verify, read_as
         As for `open_reader`.
-    columns
-        Columns of files that are known already, by the numbers of the files.
+    found
+        The facts of files that were looked at, by the numbers of the files.
     """
 
     _kind: ClassVar[type[Sharded]] = Sharded
@@ -494,7 +507,7 @@ class StoreReader(BatchReader):
         access: str = "auto",
         verify: str = "auto",
         read_as: ReadAs = AS_STORED,
-        columns: Mapping[int, Column] | None = None,
+        found: Mapping[int, Column | FlatTokens] | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
         self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
@@ -502,7 +515,7 @@ class StoreReader(BatchReader):
         compared = self._reads
         if verify == "auto" and not self._auto_compares:
             compared = "none"
-        tokens = self._kind(folder, index, access, compared, read_as, columns)
+        tokens = self._kind(folder, index, access, compared, read_as, found)
         tokens.name = str(path)
         super().__init__(path, index.meta, index.num_batches, tokens)
         self.index = index

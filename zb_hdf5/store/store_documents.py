@@ -15,6 +15,7 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, piec
 from zb_hdf5.documents.record_documents import RecordDocuments
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
@@ -275,7 +276,8 @@ class StreamDocuments(RecordDocuments):
 
     def _look(self, flat: FlatFormat, number: int) -> FlatTokens:
         """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""
-        found = flat.look(self._folder / self._names[number])
+        with Look(self._folder / self._names[number]) as look:
+            found = flat.facts(look)
         num_tokens = self._starts[number + 1] - self._starts[number]
         if found.num_tokens != num_tokens:
             raise FormatError(

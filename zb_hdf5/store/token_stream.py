@@ -11,7 +11,7 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.holders import look
+from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.shards import ReadOptions
 from zb_hdf5.store.window_reader import WindowReader
 
@@ -43,7 +43,7 @@ class TokenStream(WindowReader):
         read_as: ReadAs = AS_STORED,
     ) -> None:
         how = ReadOptions(access=access, verify=verify, read_as=read_as)
-        opening = look(path, split=split, **how)
+        opening = opening_at(path, split=split, **how)
         index = opening.stream_index()
         if verify == "store":
             opening.compare_digests()
@@ -51,7 +51,7 @@ class TokenStream(WindowReader):
             opening.path,
             index,
             Windows.of(1, 1),
-            columns=opening.columns,
+            found=opening.known,
             **how,
         )
         self._split = split
@@ -104,7 +104,7 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            opening = look(self.path, split=self._split, **self._options)
+            opening = opening_at(self.path, split=self._split, **self._options)
             index = opening.stream_index()
             if self.verify == "store":
                 opening.compare_digests()
@@ -113,5 +113,5 @@ class TokenStream(WindowReader):
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
                     f"{index.token_count:,}; open it again"
                 )
-            self.follow(index, opening.columns)
+            self.follow(index, opening.known)
         return self.num_tokens

@@ -25,6 +25,7 @@ from zb_hdf5.errors import (
     ZbError,
 )
 from zb_hdf5.files.listing import kept_listings, name_below
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
@@ -257,14 +258,15 @@ def verify_store(
     """
     path = named_by_prefix(any_path(path))
     require_read_as(read_as)
-    require_datasets(path, read_as)
-    if read_as.digests is not None:
-        return _verify_flat(path, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
-    if not read_as.lacks_header and (stores := stores_by_format(path)):
-        return _verify_each(path, stores, split, workers, progress, announce)
-    is_store = find_index(path) and not read_as.lacks_header
-    name = "" if is_store else flat_name(path, read_as)
-    files = [] if is_store else SplitFiles.at([path], _lone_files(path, name, read_as), split).files
+    with Look(path) as look:
+        require_datasets(look, read_as)
+        if read_as.digests is not None:
+            return _verify_flat(look, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
+        if not read_as.lacks_header and (stores := stores_by_format(path)):
+            return _verify_each(path, stores, split, workers, progress, announce)
+        is_store = find_index(path) and not read_as.lacks_header
+        name = "" if is_store else flat_name(look, read_as)
+        files = [] if is_store else SplitFiles.at([path], _lone_files(look, name, read_as), split).files
     index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, read_as, name)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -280,7 +282,7 @@ def verify_store(
 
 
 def _verify_flat(
-    path: Path,
+    look: Look,
     digests: Digests,
     read_as: ReadAs,
     split: str | None,
@@ -289,9 +291,10 @@ def _verify_flat(
     announce: Count,
 ) -> list[ShardReport]:
     """Check files of another trainer, and that those which were digested are there."""
-    found = undigested(path, read_as)
+    path = look.path
+    found = undigested(look, read_as)
     if found is None:
-        raise not_in_place(path) or needs_no_digests(path, digests.path)
+        raise not_in_place(look) or needs_no_digests(path, digests.path)
     name, read_as, files = found
     files = SplitFiles.at([path], files, split).files
     digests.require_format(name)
@@ -308,7 +311,7 @@ def _verify_flat(
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(path: Path, name: str, read_as: ReadAs) -> list[Path]:
+def _lone_files(look: Look, name: str, read_as: ReadAs) -> list[Path]:
     """Return the files at a path that are in no store; the path itself if it is another file; none of another folder.
 
     Parameters
@@ -317,15 +320,15 @@ def _lone_files(path: Path, name: str, read_as: ReadAs) -> list[Path]:
         The flat format of the path; "": of another one.
     """
     if name:
-        return flat_files(name, path, read_as)
-    found = undigested(path, read_as) if path.is_dir() else None
+        return flat_files(name, look, read_as)
+    found = undigested(look, read_as) if look.is_dir else None
     if found is not None:
         return found.files
-    if path.is_dir() or not backend_in(path):
-        problem = way_in(path) or not_recognised(path)
+    if look.is_dir or not backend_in(look):
+        problem = way_in(look) or not_recognised(look)
         if problem is not None:
             raise problem
-    return [] if path.is_dir() else [path]
+    return [] if look.is_dir else [look.path]
 
 
 def _verify_shards(readers: Readers, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
@@ -483,13 +486,16 @@ class _Check:
         flat = format_without_digests(self.flat, self.read_as)
         if flat is not None and (self.digests is not None or self.flat not in FORMATS):
             report.backend = self.flat
-            self._flat_file(flat, flat.look(path), report, counted)
+            with Look(path) as look:
+                found = flat.facts(look)
+            self._flat_file(flat, found, report, counted)
             return
-        row = format_of(path)
-        report.backend = row.name
-        if not row.holds_batches:
-            report.token_count, report.missing = row.look_at(path)
-            return
+        with Look(path) as look:
+            row = format_of(look)
+            report.backend = row.name
+            if not row.holds_batches:
+                report.token_count, report.missing = row.count(look)
+                return
         with open_chunks(path, self.read_as) as reader:
             if self.index is None:  # shards are announced all at once
                 self.announce(reader.token_count)
@@ -509,7 +515,7 @@ class _Check:
         report.token_count = found.num_tokens
         flat.num_documents(found)  # which reads them, and refuses those that no reader reads
         if self.digests is None:
-            flat.open(found.path, CHUNKS_OF_FLAT_FILES).close()  # which refuses what no reader reads
+            flat.open(found, CHUNKS_OF_FLAT_FILES).close()  # which refuses what no reader reads
             report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
             return
         name = self._name_of(found.path)
@@ -517,7 +523,7 @@ class _Check:
             report.missing = f"{self.digests.path} has no digests of it"
             return
         digest = self.digests.require(found, name)
-        with flat.open(found.path, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
+        with flat.open(found, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
             report.sha256, report.checks = reader.digests.compare(counted.columns(reader.meta)[0][1])
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))

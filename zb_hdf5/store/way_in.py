@@ -10,7 +10,7 @@ import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
 from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
@@ -38,14 +38,15 @@ _TEXT_SUFFIXES: Final = tuple(suffix for kind in FILE_KINDS.values() for suffix 
 
 
 @kept_listings()
-def way_in(path: Path) -> FormatError | None:
+def way_in(look: Look) -> FormatError | None:
     """Return the error of a path that has tokens or text in a format that is converted first; None: of another path."""
-    if isinstance(path, RemotePath):
+    path = look.path
+    if look.is_far:
         return None
-    if path.is_dir():
-        return None if _is_of_a_store(path) else _of_folder(path)
-    name = source_name_of(path)
-    return _of_format(path, name) if name else _of_file(path)
+    if look.is_dir:
+        return None if _is_of_a_store(path) else _of_folder(look)
+    name = source_name_of(look)
+    return _of_format(path, name) if name else _of_file(look)
 
 
 def _is_of_a_store(folder: Path) -> bool:
@@ -64,16 +65,17 @@ def _of_format(path: Path, name: str) -> FormatError:
     return FormatError(f"{path}: has {noun}, which are not read in place: {conversion_call(path, STREAM_LAYOUT)}")
 
 
-def _of_file(path: Path) -> FormatError | None:
-    signature = signature_of(path)
+def _of_file(look: Look) -> FormatError | None:
+    path = look.path
+    signature = signature_of(look)
     if signature is None:
         return None
     is_of_rows = signature.noun in ROWS_NOUNS or path.name.endswith(_TEXT_SUFFIXES)
-    if is_of_rows and (words := way_of_rows(path)):
+    if is_of_rows and (words := way_of_rows(look)):
         return FormatError(f"{path}: has rows, which are not read in place; {words}")
     if signature.way is not None:
         return FormatError(f"{path}: expected tokens, found {signature.words(path)}")
-    if signature.noun in PART_NOUNS and source_name_of(path.parent):
+    if signature.noun in PART_NOUNS and source_name_of(look.of(path.parent)):
         call = conversion_call(path.parent, STREAM_LAYOUT)
         return FormatError(f"{path}: expected the folder of a data set, found {signature.noun}: {call}")
     return None
@@ -95,10 +97,10 @@ class RowColumns(NamedTuple):
     chats: str
 
     @classmethod
-    def of(cls, path: Path) -> RowColumns:
+    def of(cls, look: Look) -> RowColumns:
         """Find the columns of a file of rows; none in a damaged one, or in another file."""
         try:
-            kinds = kind_of_file(path).kinds(path)
+            kinds = kind_of_file(look).kinds(look.path)
         except (OSError, ZbError):
             return cls("", "", "")
         lists = [name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"]
@@ -113,7 +115,7 @@ def _known_or_only(known: Sequence[str], found: Sequence[str]) -> str:
     return next((name for name in known if name in found), only)
 
 
-def way_of_rows(source: Path) -> str:
+def way_of_rows(source: Look) -> str:
     """Return the words for the ways from rows, or texts, to a stream; "": none is known.
 
     Parameters
@@ -121,15 +123,16 @@ def way_of_rows(source: Path) -> str:
     source
         A file, or a folder of files, of which the first one tells.
     """
-    path = source
-    if source.is_dir():
-        path = next(iter(_texts_in(source)), source)
-    found = RowColumns.of(path)
+    first = source
+    if source.is_dir:
+        first = next(map(source.of, _texts_in(source.path)), source)
+    path = first.path
+    found = RowColumns.of(first)
     if found.chats and not found.ids:
         return of_chats(path, found.chats)
     words = []
     if found.text and not path.name.endswith(ARROW_SUFFIX):
-        words.append(f"its text, in column {found.text!r}: {_call_for_text(source, path, found.text)}")
+        words.append(f"its text, in column {found.text!r}: {_call_for_text(source.path, first, found.text)}")
     if found.ids:
         words.append(f"its ids, in column {found.ids!r}: {_call_for_ids(source, found)}")
     return "; ".join(words)
@@ -139,32 +142,35 @@ def _texts_in(folder: Path) -> list[Path]:
     return [*listed(folder, *_TEXT_SUFFIXES).files]
 
 
-def _call_for_text(source: Path, path: Path, column: str) -> str:
+def _call_for_text(source: Path, first: Look, column: str) -> str:
+    path = first.path
     names: dict[str, str] = {} if column == TEXT_COLUMN else {"text_column": column}
     if not path.name.endswith(_TEXT_SUFFIXES):
-        names["source_format"] = "parquet" if kind_of_file(path) is ParquetIds else "jsonl"
+        names["source_format"] = "parquet" if kind_of_file(first) is ParquetIds else "jsonl"
     return conversion_call(source, STREAM_LAYOUT, **names, tokenizer=ANY_TOKENIZER)
 
 
-def _call_for_ids(source: Path, found: RowColumns) -> str:
+def _call_for_ids(source: Look, found: RowColumns) -> str:
     names = {} if found.ids in IDS_COLUMNS else {"ids_column": found.ids}
     if names or found.text == TEXT_COLUMN or source_name_of(source) != HF:
         names["source_format"] = HF
-    return conversion_call(source, STREAM_LAYOUT, **names)
+    return conversion_call(source.path, STREAM_LAYOUT, **names)
 
 
-def _of_folder(folder: Path) -> FormatError | None:
-    name = source_name_of(folder)
+def _of_folder(look: Look) -> FormatError | None:
+    folder = look.path
+    name = source_name_of(look)
     if name:
         return _of_format(folder, name)
-    known = [each for each in folders_in(folder)[:MAX_FOLDERS] if source_name_of(each) or flat_name_of(each)]
+    inside = map(look.of, folders_in(folder)[:MAX_FOLDERS])
+    known = [each.path for each in inside if source_name_of(each) or flat_name_of(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)
         return FormatError(f"{folder}: has the data sets {named}: convert each by itself: {call}")
     if _texts_in(folder):
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
-        words = way_of_rows(folder) or f"its text: {call}"
+        words = way_of_rows(look) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
     first = next(iter(own_files(folder)), None)
-    return None if first is None else _of_file(first)
+    return None if first is None else _of_file(look.of(first))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.flat import FlatTokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NOT_KNOWN, StoreMeta
@@ -38,7 +39,7 @@ class WindowReader(CutReader):
         The files that are read.
     windows
         The records and batches.
-    access, verify, read_as, columns
+    access, verify, read_as, found
         As for `StoreReader`.
     """
 
@@ -51,10 +52,10 @@ class WindowReader(CutReader):
         access: str = "auto",
         verify: str = "auto",
         read_as: ReadAs = AS_STORED,
-        columns: Mapping[int, Column] | None = None,
+        found: Mapping[int, Column | FlatTokens] | None = None,
     ) -> None:
         how = ReadOptions(access=access, verify=verify, read_as=read_as)
-        super().__init__(path, index, columns=columns, **how)
+        super().__init__(path, index, found=found, **how)
         with on_failure(self.close):
             self.cut(windows)
 
@@ -79,7 +80,7 @@ class WindowReader(CutReader):
         if stream.field is None:
             self.record_documents = self._documents_of(self.index, windows)
 
-    def follow(self, index: ShardIndex, columns: Mapping[int, Column]) -> None:
+    def follow(self, index: ShardIndex, found: Mapping[int, Column | FlatTokens]) -> None:
         """Read the files of a newer index of the same stream, which has as many tokens or more.
 
         Other threads may read meanwhile: they see tokens before the documents of these, and documents before the
@@ -87,10 +88,10 @@ class WindowReader(CutReader):
 
         Parameters
         ----------
-        columns
+        found
             As for `StoreReader`.
         """
-        tokens = self._shards.reopened(index, columns)
+        tokens = self._shards.reopened(index, found)
         _ = tokens.access  # as in `StoreReader`: an error changes nothing
         self._shards = tokens
         self.tokens = tokens

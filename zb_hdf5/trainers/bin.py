@@ -15,7 +15,7 @@ import numpy as np
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.listing import listed
-from zb_hdf5.files.paths import head_of
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat, FlatTokens
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, TokenArray
@@ -45,22 +45,24 @@ class BinFiles(FlatFormat):
 
     sign: ClassVar = "a header that begins with 20240520 or 20240801"
 
-    def files(self, path: Path) -> list[Path]:
-        found = super().files(path)
-        if not self.read_as.lacks_header or found or not path.is_dir():
+    def files(self, look: Look) -> list[Path]:
+        found = super().files(look)
+        if not self.read_as.lacks_header or found or not look.is_dir:
             return found
-        return self._ids_in(path, listed(path, RAW_NPY_SUFFIX).files)
+        return self._ids_in(look, listed(look.path, RAW_NPY_SUFFIX).files)
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, look: Look) -> bool:
         if self.read_as.lacks_header:
             return True
-        magic = int.from_bytes(head_of(path, MAGIC_BYTES)[0], "little")
+        magic = int.from_bytes(look.read(MAGIC_BYTES, 0), "little")
         return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
 
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
         if self.read_as.lacks_header:
-            return self.look_without_header(path)
-        head, size = head_of(path, FACTS.size)
+            return self.facts_without_header(look)
+        path = look.path
+        head = look.read(FACTS.size, 0)
+        size = look.num_bytes
         magic = int.from_bytes(head[:MAGIC_BYTES], "little")
         if magic == EVALUATION_MAGIC:
             raise FormatError(f"{path}: expected tokens, found an evaluation file of llm.c")
@@ -86,7 +88,7 @@ class BinFiles(FlatFormat):
         end = LLMC_HEADER_BYTES + num_tokens * dtype.itemsize
         if size != end:
             raise IncompleteError(f"{path}: expected {end:,} bytes for {num_tokens:,} ids, found {size:,}")
-        return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES)
+        return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES, identity=look.identity)
 
 
 class BinWriter(FlatWriter):

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
-from zb_hdf5.files.paths import head_of, regular
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_few_empty, require_mask
 from zb_hdf5.spec import StoreMeta
@@ -44,33 +45,33 @@ class Datatrove(FlatFormat):
 
     sign: ClassVar = "a .ds.index beside it"
 
-    def recognises(self, path: Path) -> bool:
-        """Return whether it ends as nothing else does; `look` names what is missing."""
-        return path.name.lower().endswith(self.suffixes[0])
+    def recognises(self, look: Look) -> bool:
+        """Return whether it ends as nothing else does; `facts` names what is missing."""
+        return look.path.name.lower().endswith(self.suffixes[0])
 
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
+        path = look.path
         index = f"{path}{INDEX_SUFFIX}"
         name = os.path.basename(index)
+        ends = look.of(index)
         try:
-            fd = regular(index)
+            num_bytes = ends.num_bytes
         except FileNotFoundError as error:
             raise IncompleteError(f"{path}: expected the ends of documents in {name}, found no file") from error
-        try:
-            num_bytes = os.fstat(fd).st_size
-            last = os.pread(fd, END_BYTES, num_bytes - END_BYTES) if num_bytes >= END_BYTES else b""
-        finally:
-            os.close(fd)
+        last = ends.read(END_BYTES, num_bytes - END_BYTES) if num_bytes >= END_BYTES else b""
         num_documents, rest = divmod(num_bytes, END_BYTES)
         if rest:
             raise IncompleteError(f"{index}: expected {END_BYTES} bytes for each document, found {num_bytes:,} bytes")
         num_tokens = int.from_bytes(last, "little")
         require_few_empty(index, num_documents, "documents", num_tokens)
-        size = os.stat(path).st_size
+        size = look.num_bytes
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
-                _require_metadata(path, num_tokens, itemsize)
+                _require_metadata(look, num_tokens, itemsize)
                 fields = _fields_of(path, num_tokens)
-                return FlatTokens(path, num_tokens, dtype, num_documents=num_documents, fields=fields)
+                return FlatTokens(
+                    path, num_tokens, dtype, num_documents=num_documents, fields=fields, identity=look.identity
+                )
         raise IncompleteError(
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
             "cut short, or belongs to another index"
@@ -92,18 +93,18 @@ class Datatrove(FlatFormat):
         return offsets
 
 
-def _require_metadata(path: Path, num_tokens: int, itemsize: int) -> None:
+def _require_metadata(look: Look, num_tokens: int, itemsize: int) -> None:
     """Raise `FormatError` if the metadata of a file have other bytes of an id, or another number of ids.
 
     An index that was cut at half of its end fits ids of twice as many bytes. Files without metadata are read by their
     sizes alone.
     """
+    path = look.path
     metadata = f"{path}{METADATA_SUFFIX}"
     try:
-        head, _ = head_of(metadata, METADATA_BYTES)
+        found = METADATA.match(look.of(metadata).read(METADATA_BYTES, 0))
     except FileNotFoundError:
         return
-    found = METADATA.match(head)
     if found is None:
         return
     bytes_of_id, count = int(found[1]), int(found[2])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_source import Choose, CompletedSource, DocumentGroup, Encoded, missing_members
@@ -39,17 +40,17 @@ class GuardedFlat(FlatFormat):
         self.holds_records = flat.holds_records  # type: ignore[misc]
         self.documents_suffix = flat.documents_suffix  # type: ignore[misc]
 
-    def files(self, path: Path) -> list[Path]:
+    def files(self, look: Look) -> list[Path]:
         with errors_of(self._package, self._name):
-            return self._flat.files(path)
+            return self._flat.files(look)
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, look: Look) -> bool:
         with errors_of(self._package, self._name):
-            return self._flat.recognises(path)
+            return self._flat.recognises(look)
 
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
         with errors_of(self._package, self._name):
-            return self._flat.look(path)
+            return self._flat.facts(look)
 
     def beside(self, path: Path) -> list[Path]:
         with errors_of(self._package, self._name):
@@ -63,9 +64,9 @@ class GuardedFlat(FlatFormat):
         with errors_of(self._package, self._name):
             return self._flat.field_files(ids)
 
-    def look_without_header(self, path: Path) -> FlatTokens:
+    def facts_without_header(self, look: Look) -> FlatTokens:
         with errors_of(self._package, self._name):
-            return self._flat.look_without_header(path)
+            return self._flat.facts_without_header(look)
 
     def num_documents(self, found: FlatTokens) -> int:
         with errors_of(self._package, self._name):
@@ -77,14 +78,14 @@ class GuardedFlat(FlatFormat):
 
     def open(
         self,
-        path: Path,
+        found: FlatTokens,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatReader:
         with errors_of(self._package, self._name):
-            return self._flat.open(path, meta, access, identity, digest)
+            return self._flat.open(found, meta, access, identity, digest)
 
 
 class GuardedSource(CompletedSource):

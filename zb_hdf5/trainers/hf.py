@@ -16,6 +16,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteE
 from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
@@ -161,7 +162,8 @@ def open_hf(
     files: list[IdFile] = []
     columns: Columns | None = None
     for path in (file for each in paths for file in files_of(each)):
-        kind = kind_of_file(path)
+        with Look(path) as look:
+            kind = kind_of_file(look)
         if kind is JsonLinesIds:
             files.append(JsonLinesIds(path, wanted, columns, max_line))
             columns = files[0].columns
@@ -185,15 +187,16 @@ def _has_key(path: Path, key: str) -> bool:
     return path.exists() and key in json_object(path)
 
 
-def is_hf(path: Path) -> bool:
+def is_hf(look: Look) -> bool:
     """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`, of one split or several."""
+    path = look.path
     if path.name.lower().endswith(JSON_SUFFIX) and not is_lone_json(path.name):
         return False
     try:
-        if path.is_dir() and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
+        if look.is_dir and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
             return True
         first = files_of(path)[0]
-        kinds = kind_of_file(first).kinds(first)
+        kinds = kind_of_file(look.of(first)).kinds(first)
     except (OSError, ZbError):
         return False
     return TEXT_COLUMN not in kinds and any(isinstance(kinds.get(name), np.dtype) for name in IDS_COLUMNS)

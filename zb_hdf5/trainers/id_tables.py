@@ -16,6 +16,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.bounded import BOUND_BYTES
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
 from zb_hdf5.formats.id_source import (
@@ -397,11 +398,12 @@ def _dtype_of_json(value: Any) -> np.dtype[Any] | str:
     return JSON_DTYPES.get(letter, f"lists of {type(value).__name__}")
 
 
-def kind_of_file(path: Path) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
+def kind_of_file(look: Look) -> type[ParquetIds | ArrowIds | JsonLinesIds]:
     """Return how a file is read: JSON lines by their name, others by their first bytes."""
+    path = look.path
     if path.name.lower().endswith(JsonLinesFile.suffixes):
         return JsonLinesIds
-    head, _ = head_of(path, len(ARROW_MAGIC))
+    head = look.read(len(ARROW_MAGIC), 0)
     if head == ARROW_MAGIC or head.startswith(ARROW_STREAM_MAGIC):
         return ArrowIds
     if head.startswith(PARQUET_MAGIC):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, Columns, IdFile, IdRows, IdSource, Wanted
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
@@ -126,10 +127,10 @@ class Chunk(IdFile):
         return np.memmap(self.path, np.uint8, "r", shape=self._num_bytes).view(np.ndarray)
 
 
-def is_litdata(path: Path) -> bool:
+def is_litdata(look: Look) -> bool:
     """Return whether a path is a folder of litdata."""
     try:
-        index = read_index(folders_of(path)[0]).values
+        index = read_index(folders_of(look.path)[0]).values
     except (OSError, ZbError):
         return False
     return "config" in index and "chunks" in index

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.id_source import Columns, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
@@ -346,10 +347,10 @@ def _encodings_of(entry: Entry) -> dict[str, tuple[Encoding, int]]:
     }
 
 
-def is_mds(path: Path) -> bool:
+def is_mds(look: Look) -> bool:
     """Return whether a path is a folder of MDS."""
     try:
-        return read_index(folders_of(path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
+        return read_index(folders_of(look.path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
     except (OSError, ZbError):
         return False
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.paths import Identity, head_of, regular
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, require_few_empty
@@ -64,26 +65,22 @@ ROWS_CHECKED: Final = 1 << 14
 ROWS_AT_ONCE: Final = 1 << 20
 
 
-def fairseq_dtype(head: bytes, size: int) -> str:
+def fairseq_dtype(index: Look) -> str:
     """Return the dtype of ids that an index of fairseq has; "" for another index. Its magic is that of Megatron.
 
-    Parameters
-    ----------
-    head, size
-        Its first bytes, and all that it has: a length and an offset of each sequence, and no documents.
+    It has a length and an offset of each sequence, and no documents.
     """
-    if len(head) < FAIRSEQ_HEADER.size:
+    if len(index.start) < FAIRSEQ_HEADER.size:
         return ""
-    _, version, code, num_sequences = FAIRSEQ_HEADER.unpack_from(head)
-    is_whole = size == FAIRSEQ_HEADER.size + num_sequences * (LENGTH.size + EDGE.size)
+    _, version, code, num_sequences = FAIRSEQ_HEADER.unpack_from(index.start)
+    is_whole = index.num_bytes == FAIRSEQ_HEADER.size + num_sequences * (LENGTH.size + EDGE.size)
     return FAIRSEQ_DTYPES.get(code, "") if version == VERSION and is_whole else ""
 
 
 class _Index(NamedTuple):
-    """An open `.idx`, whose size fits its header."""
+    """An `.idx` that is looked at, whose size fits its header."""
 
-    fd: int
-    path: str
+    look: Look
     dtype: np.dtype[Any]
     num_sequences: int
     num_edges: int
@@ -99,9 +96,14 @@ class _Index(NamedTuple):
         return self.offsets_at + EDGE.size * self.num_sequences
 
     @property
+    def path(self) -> Path:
+        """Its path."""
+        return self.look.path
+
+    @property
     def name(self) -> str:
         """Its name, for messages."""
-        return os.path.basename(self.path)
+        return self.path.name
 
     def end_of_ids(self) -> int:
         """Return the byte of `.bin` at which the last sequence ends, from the ends of each table.
@@ -113,9 +115,9 @@ class _Index(NamedTuple):
         """
         length = 0
         if self.num_sequences:
-            (length,) = LENGTH.unpack(os.pread(self.fd, LENGTH.size, self.offsets_at - LENGTH.size))
-        offset, first = OFFSET_AND_EDGE.unpack(os.pread(self.fd, OFFSET_AND_EDGE.size, self.edges_at - EDGE.size))
-        (last,) = EDGE.unpack(os.pread(self.fd, EDGE.size, self.edges_at + (self.num_edges - 1) * EDGE.size))
+            (length,) = LENGTH.unpack(self.look.read(LENGTH.size, self.offsets_at - LENGTH.size))
+        offset, first = OFFSET_AND_EDGE.unpack(self.look.read(OFFSET_AND_EDGE.size, self.edges_at - EDGE.size))
+        (last,) = EDGE.unpack(self.look.read(EDGE.size, self.edges_at + (self.num_edges - 1) * EDGE.size))
         if (first, last) != (0, self.num_sequences):
             raise FormatError(
                 f"{self.path}: expected documents from sequence 0 to {self.num_sequences:,}, found {first:,} to "
@@ -139,8 +141,8 @@ class _Index(NamedTuple):
         start
             The byte at which the first one has to begin.
         """
-        lengths = np.frombuffer(os.pread(self.fd, LENGTH.size * count, HEADER.size + LENGTH.size * first), "<i4")
-        offsets = np.frombuffer(os.pread(self.fd, EDGE.size * count, self.offsets_at + EDGE.size * first), "<i8")
+        lengths = np.frombuffer(self.look.read(LENGTH.size * count, HEADER.size + LENGTH.size * first), "<i4")
+        offsets = np.frombuffer(self.look.read(EDGE.size * count, self.offsets_at + EDGE.size * first), "<i8")
         ends = lengths * np.int64(self.dtype.itemsize)
         ends += offsets
         expected = np.concatenate([np.array([start]), ends[:-1]])
@@ -161,27 +163,26 @@ class Megatron(FlatFormat):
 
     sign: ClassVar = "an .idx beside it that begins with MMIDIDX"
 
-    def files(self, path: Path) -> list[Path]:
+    def files(self, look: Look) -> list[Path]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""
+        path = look.path
         if path.suffix.lower() == MEGATRON_INDEX_SUFFIX:
-            path = path.with_suffix(".BIN" if path.suffix.isupper() else ".bin")
-        return super().files(path)
+            look = look.of(path.with_suffix(".BIN" if path.suffix.isupper() else ".bin"))
+        return super().files(look)
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, look: Look) -> bool:
+        index = look.of(_index_of(look.path))
         try:
-            head, size = head_of(_index_of(path), HEADER.size)
+            return index.start.startswith(MEGATRON_MAGIC) and not fairseq_dtype(index)
         except FileNotFoundError:
             return False
-        return head.startswith(MEGATRON_MAGIC) and not fairseq_dtype(head, size)
 
-    def look(self, path: Path) -> FlatTokens:
-        index = _open_index(path)
+    def facts(self, look: Look) -> FlatTokens:
+        path = look.path
+        index = _index_at(look.of(_index_of(path)), path)
+        end = index.end_of_ids()
         try:
-            end = index.end_of_ids()
-        finally:
-            os.close(index.fd)
-        try:
-            num_bytes = os.stat(path).st_size
+            num_bytes = look.num_bytes
         except FileNotFoundError as error:
             raise IncompleteError(f"{path}: expected the ids of {index.name} in it, found no file") from error
         if num_bytes != end:
@@ -192,30 +193,28 @@ class Megatron(FlatFormat):
         num_tokens = end // index.dtype.itemsize
         require_few_empty(index.path, index.num_sequences, "sequences", num_tokens)
         require_few_empty(index.path, index.num_edges - 1, "documents", num_tokens)
-        return FlatTokens(path, num_tokens, index.dtype, num_documents=index.num_edges - 1)
+        return FlatTokens(path, num_tokens, index.dtype, num_documents=index.num_edges - 1, identity=look.identity)
 
     def beside(self, path: Path) -> list[Path]:
-        return [Path(_index_of(path))]
+        return [_index_of(path)]
 
     def open(
         self,
-        path: Path,
+        found: FlatTokens,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatReader:
-        _require_in_order(path)
-        return super().open(path, meta, access, identity, digest)
+        _require_in_order(found.path)
+        return super().open(found, meta, access, identity, digest)
 
     def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
         _require_in_order(found.path)
-        index = _open_index(found.path)
-        with open(index.fd, "rb") as file:
-            file.seek(HEADER.size)
-            lengths = np.fromfile(file, "<i4", index.num_sequences)
-            file.seek(index.edges_at)
-            edges = np.fromfile(file, "<i8", index.num_edges)
+        with Look(_index_of(found.path)) as look:
+            index = _index_at(look, found.path)
+            lengths = np.frombuffer(look.read(LENGTH.size * index.num_sequences, HEADER.size), "<i4")
+            edges = np.frombuffer(look.read(EDGE.size * index.num_edges, index.edges_at), "<i8")
         ends = np.zeros(index.num_sequences + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
         if ends[-1] != found.num_tokens:
@@ -228,18 +227,18 @@ class Megatron(FlatFormat):
         return starts
 
 
-def _index_of(path: Path) -> str:
+def _index_of(path: Path) -> Path:
     """Return the path of the `.idx` beside a file of ids."""
     name = str(path)
     if name.endswith(".BIN"):
-        return f"{name[:-4]}{MEGATRON_INDEX_SUFFIX.upper()}"
-    return f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}"
+        return Path(f"{name[:-4]}{MEGATRON_INDEX_SUFFIX.upper()}")
+    return Path(f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}")
 
 
 def _require_in_order(path: Path) -> None:
     """Raise `FormatError` if the index of a file of ids names a part of it, or another order.
 
-    That takes 4 ns for each sequence, and is done before ids are read: a look has only the ends of the tables.
+    That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables.
     """
     known = os.stat(_index_of(path))
     _require_rows(path, known.st_size, known.st_mtime_ns)
@@ -248,35 +247,24 @@ def _require_in_order(path: Path) -> None:
 @lru_cache(maxsize=4096)
 def _require_rows(path: Path, num_bytes: int, modified_ns: int) -> None:
     """Check all sequences of an index, once for each size and time that it has."""
-    index = _open_index(path)
-    try:
+    with Look(_index_of(path)) as look:
+        index = _index_at(look, path)
         end = 0
         for first in range(0, index.num_sequences, ROWS_CHECKED):
             end = index.require_rows(first, min(ROWS_CHECKED, index.num_sequences - first), end)
-    finally:
-        os.close(index.fd)
 
 
-def _open_index(path: Path) -> _Index:
-    """Open the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.look`."""
-    name = _index_of(path)
+def _index_at(look: Look, ids: Path) -> _Index:
+    """Return the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.facts`."""
+    path = look.path
     try:
-        fd = regular(name)
+        head = look.read(HEADER.size, 0)
     except FileNotFoundError as error:
         raise FormatError(
-            f"{path}: expected its documents beside it, as those of other files, found no .idx file of its name; "
+            f"{ids}: expected its documents beside it, as those of other files, found no .idx file of its name; "
             "restore it, or move this one to another folder"
         ) from error
-    try:
-        return _read_header(fd, name)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _read_header(fd: int, path: str) -> _Index:
-    num_bytes = os.fstat(fd).st_size
-    head = os.pread(fd, HEADER.size, 0)
+    num_bytes = look.num_bytes
     if len(head) < HEADER.size:
         raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(head)}")
     magic, version, code, num_sequences, num_edges = HEADER.unpack(head)
@@ -288,7 +276,7 @@ def _read_header(fd: int, path: str) -> _Index:
         )
     if num_edges < 1:
         raise FormatError(f"{path}: expected the edges of its documents, found none")
-    index = _Index(fd, path, ID_DTYPES[code], num_sequences, num_edges)
+    index = _Index(look, ID_DTYPES[code], num_sequences, num_edges)
     end = index.edges_at + num_edges * EDGE.size
     if num_bytes == end + num_sequences and num_sequences:
         raise FormatError(f"{path}: has the mode of each sequence: multimodal data are not read")

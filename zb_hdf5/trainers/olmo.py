@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
@@ -46,13 +47,14 @@ class OlmoFiles(FlatFormat):
     sign: ClassVar = ""
     documents_suffix: ClassVar = OLMO_DOCUMENTS_SUFFIX
 
-    def recognises(self, path: Path) -> bool:
+    def recognises(self, look: Look) -> bool:
         return self.read_as.lacks_header
 
-    def look(self, path: Path) -> FlatTokens:
+    def facts(self, look: Look) -> FlatTokens:
+        path = look.path
         if not self.read_as.lacks_header:
             raise FormatError(f"{path}: expected the dtype of ids without a header, found none")
-        found = self.look_without_header(path)
+        found = self.facts_without_header(look)
         mask = _mask_of(path)
         if mask is not None:
             require_mask(mask, found.num_tokens)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError, counted
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
 from zb_hdf5.formats.h5_column import Column
@@ -248,13 +249,14 @@ def _numbered(name: str) -> tuple[str | None, int]:
     return (None, 0) if found is None else (found[1], int(found[2]))
 
 
-def is_ragged(path: Path) -> bool:
+def is_ragged(look: Look) -> bool:
     """Return whether a path is an HDF5 file of documents, or a folder of such files that is no store."""
+    path = look.path
     try:
-        if path.is_dir():
+        if look.is_dir:
             first = next(iter(listed(path, *_SUFFIXES).files), None)
-            return first is not None and not (path / INDEX_NAME).exists() and is_ragged(first)
-        if backend_in(path) != "hdf5" or is_ours(path):
+            return first is not None and not (path / INDEX_NAME).exists() and is_ragged(look.of(first))
+        if backend_in(look) != "hdf5" or is_ours(path):
             return False
         with _opened(path) as h5:
             return bool(layouts_of(h5))

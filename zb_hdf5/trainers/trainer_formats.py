@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.line_file import LINE_SUFFIXES
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.registry import FORMATS, HDF5Format, backend_in
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -41,8 +42,8 @@ class TrainerFormat(NamedTuple):
     read_by
         The name of the row that reads the files of a target, if that is another one.
     recognises
-        Of a format that is not flat, a function of a path that returns whether it is one, by its content. A path that
-        has none of the suffixes is not asked about.
+        Of a format that is not flat, a function of a `Look` at a path that returns whether it is one, by its content. A
+        path that has none of the suffixes is not asked about.
     source
         A function of a list of paths, as they were given, and of `options` by name, which returns a `DocumentSource`.
     options
@@ -281,105 +282,105 @@ def document_writer(name: str) -> type[DocumentWriter]:
     return guarded_writer(found, package, name)
 
 
-def source_name_of(path: Path) -> str:
+def source_name_of(look: Look) -> str:
     """Return the name of our format that a path holds, of those that are not read in place; "": none."""
-    return next((name for name in TRAINER_FORMATS if _recognises(name, path)), "")
+    return next((name for name in TRAINER_FORMATS if _recognises(name, look)), "")
 
 
-def _recognises(name: str, path: Path) -> bool:
+def _recognises(name: str, look: Look) -> bool:
     """Return whether a format that is not read in place recognises a path."""
     row = row_named(name)
-    if row is None or not row.recognises or not _has_suffix(path, row.suffixes):
+    if row is None or not row.recognises or not _has_suffix(look, row.suffixes):
         return False
     with errors_of(package_of(name), name):
-        return bool(resolve_name(row.recognises)(path))
+        return bool(resolve_name(row.recognises)(look))
 
 
-def installed_name_of(path: Path, notes: list[str]) -> str:
+def installed_name_of(look: Look, notes: list[str]) -> str:
     """Return the name of the format of an installed package that a path holds; "": none. Those that fail add notes."""
     add_installed()
     notes += INSTALLED.notes
-    return first_of(INSTALLED.rows, lambda name: bool(flat_files(name, path)) or _recognises(name, path), notes)
+    return first_of(INSTALLED.rows, lambda name: bool(flat_files(name, look)) or _recognises(name, look), notes)
 
 
-def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
+def _has_suffix(look: Look, suffixes: tuple[str, ...]) -> bool:
     """Return whether a file ends in one of the suffixes, or a folder has files that do, in or below it.
 
     A hidden file in a folder that has such a name marks it, as `.zarray` does.
     """
-    if isinstance(path, RemotePath):
+    path = look.path
+    if look.is_far:
         return False
-    if path.is_dir():
+    if look.is_dir:
         from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
 
         return bool(listed(path, *suffixes).names) or any((path / suffix).exists() for suffix in suffixes)
     return path.name.lower().endswith(suffixes)
 
 
-def flat_files(name: str, path: Path, read_as: ReadAs = AS_STORED) -> list[Path]:
+def flat_files(name: str, look: Look, read_as: ReadAs = AS_STORED) -> list[Path]:
     """Return the files at a path that are a stream of a flat format, by their names and their content.
 
     Parameters
     ----------
     name
         The format, which is flat.
-    path
-        A file, or a folder of files.
+    look
+        A look at a file, or at a folder of files.
     read_as
         How they are read: files without a header may have any suffix.
     """
     from zb_hdf5.files.listing import kept_listings  # numpy, which the help of the commands does not need
 
     row = row_named(name)
-    if row is None or isinstance(path, RemotePath):
+    if row is None or look.is_far:
         return []
     with kept_listings():
-        is_named = read_as.lacks_header or _has_suffix(path, row.suffixes)
+        is_named = read_as.lacks_header or _has_suffix(look, row.suffixes)
         found = flat_format(name, read_as) if is_named else None
-        return [] if found is None else found.files(path)
+        return [] if found is None else found.files(look)
 
 
-def headerless_name_of(path: Path) -> str:
+def headerless_name_of(look: Look) -> str:
     """Return the name of the format of files without a header: by their suffix, or by those in a folder."""
     names = [name for name, row in TRAINER_FORMATS.items() if row.lacks_header]
-    return next((name for name in names if _has_suffix(path, TRAINER_FORMATS[name].suffixes)), names[-1])
+    return next((name for name in names if _has_suffix(look, TRAINER_FORMATS[name].suffixes)), names[-1])
 
 
-def not_recognised(path: Path) -> FormatError | None:
+def not_recognised(look: Look) -> FormatError | None:
     """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
 
     Of a folder, it is that of its first such file.
     """
     from zb_hdf5.files.listing import listed  # numpy, which the help of the commands does not need
 
-    if isinstance(path, RemotePath):
+    if look.is_far:
         return None
-    file = path
-    if path.is_dir():
+    path = file = look.path
+    if look.is_dir:
         suffixes = tuple({TRAINER_FORMATS[name].suffixes[0] for name in flat_names()})
         file = next(iter(listed(path, *suffixes).files), path)
     name_of_file = file.name.lower()
     found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(TRAINER_FORMATS[name].suffixes)}
     if not found:
         return None
-    if line := _line_of_fairseq(file):
+    if line := _line_of_fairseq(look, file):
         return FormatError(f"{file}: expected an index of Megatron, found one of fairseq, without documents: {line}")
     signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
     signed = " or ".join(signs)
-    if file.is_file() and not file.stat().st_size:
+    if file.is_file() and not look.of(file).num_bytes:
         return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
     return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
 
 
-def _line_of_fairseq(path: Path) -> str:
+def _line_of_fairseq(look: Look, path: Path) -> str:
     """Return the call for the ids of fairseq, whose index is named as that of Megatron is; "": of another file."""
-    from zb_hdf5.files.paths import head_of
-    from zb_hdf5.trainers.megatron import HEADER, fairseq_dtype
+    from zb_hdf5.trainers.megatron import fairseq_dtype
 
     index = path.with_suffix(".idx")
     if path.suffix not in (".bin", ".idx") or not index.is_file():
         return ""
-    dtype = fairseq_dtype(*head_of(index, HEADER.size))
+    dtype = fairseq_dtype(look.of(index))
     ids = path.with_suffix(".bin")
     return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
 
@@ -398,24 +399,25 @@ def named_by_prefix(path: Path) -> Path:
     return path
 
 
-def flat_name_of(path: Path) -> str:
+def flat_name_of(look: Look) -> str:
     """Return the name of the flat format that a path holds, which has a header; "": none."""
-    ours = next((name for name in flat_names() if flat_files(name, path)), "")
-    if ours or is_store(path):
+    ours = next((name for name in flat_names() if flat_files(name, look)), "")
+    if ours or is_store(look):
         return ours
-    found = installed_name_of(path, [])
+    found = installed_name_of(look, [])
     return found if flat_format(found) is not None else ""
 
 
-def is_store(path: Path) -> bool:
+def is_store(look: Look) -> bool:
     """Return whether a path is a store, or a file with the magic bytes of one. No package reads a URL."""
     from zb_hdf5.spec import INDEX_NAME  # numpy, which the help of the commands does not need
 
-    if isinstance(path, RemotePath):
+    path = look.path
+    if look.is_far:
         return True
-    return (path / INDEX_NAME).exists() if path.is_dir() else path.name == INDEX_NAME or bool(backend_in(path))
+    return (path / INDEX_NAME).exists() if look.is_dir else path.name == INDEX_NAME or bool(backend_in(look))
 
 
-def flat_name_in(path: Path) -> str:
+def flat_name_in(look: Look) -> str:
     """Return the name of the flat format of a file with a header, whatever its suffix is; "": none."""
-    return next((name for name in flat_names() if (each := flat_format(name)) and each.recognises(path)), "")
+    return next((name for name in flat_names() if (each := flat_format(name)) and each.recognises(look)), "")

@@ -1,0 +1,69 @@
+"""One look at a path: what it keeps, and what it holds open."""
+
+import os
+
+import numpy as np
+import pytest
+from contract import is_refused
+from descriptors import open_descriptors
+
+from zb_hdf5 import FormatError
+from zb_hdf5.files.look import HEAD_BYTES, Look
+from zb_hdf5.store.holders import Shape, opening_at
+
+
+def test_a_file_is_opened_once_and_what_was_read_is_kept(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(range(256)) * 40)
+    with Look(path) as look:
+        assert not look.is_dir
+        assert (len(look.start), look.num_bytes) == (HEAD_BYTES, 10_240)
+        path.unlink()  # another name of the same path is not looked at again
+        path.write_bytes(b"another file")
+        assert look.read(4, 9_000) == bytes(range(40, 44))
+        assert look.num_bytes == 10_240
+    assert look.start[:3] == b"\0\1\2"  # after it was closed
+
+
+def test_a_file_that_is_shorter_than_its_beginning_is_read_to_its_end(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    with Look(path) as look:
+        assert (look.start, look.read(10, 1), look.read(10, 5000)) == (b"abc", b"bc", b"")
+
+
+def test_looks_at_many_files_hold_few_of_them_open(tmp_path):
+    files = [tmp_path / f"{number}.bin" for number in range(20)]
+    for file in files:
+        file.write_bytes(b"x")
+    with Look(tmp_path) as folder:
+        assert folder.is_dir
+        assert folder.of(files[3]).start == b"x"
+        before = open_descriptors()
+        most = 0
+        for look in folder.each(files):
+            assert look.start == b"x"
+            most = max(most, len(open_descriptors() - before))
+        assert most == 1
+        assert folder.of(files[3]) is folder.of(files[3])
+
+
+def test_a_special_file_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.bin")
+    with Look(tmp_path / "a.bin") as look:
+        is_refused(FormatError, lambda: look.num_bytes, match="found a FIFO")
+        is_refused(FormatError, lambda: look.start, match="found a FIFO")
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "folder"])
+def test_a_file_that_is_replaced_after_the_look_is_named(name, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for place in (tmp_path / "ids.npy", folder / "ids.npy"):
+        np.save(place, np.arange(1000, dtype=np.uint16))
+    path = tmp_path / name
+    opening = opening_at(path, shape=Shape(2, 10))
+    for place in (tmp_path / "ids.npy", folder / "ids.npy"):
+        np.save(tmp_path / "new.npy", np.arange(1000, dtype=np.uint16) + 5000)  # of the same size
+        os.replace(tmp_path / "new.npy", place)
+    is_refused(FormatError, lambda: opening.open().read_batch(0), match="changed since this reader was made")

@@ -1,0 +1,118 @@
+"""One look at a path: its first bytes, its size and its identity, from one open; and the looks at files beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.paths import Identity, RemotePath, open_file, regular, require_regular
+
+#: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
+HEAD_BYTES: Final = 4096
+
+
+class Look:
+    """One look at a path, from which all formats recognise it. A file is opened when its bytes are first asked for.
+
+    It stays open until `close`, which closes the looks at other files too; what was read is kept. A URL is asked for
+    its first bytes, once. Not thread-safe. Raises as `regular` does when its bytes are read.
+
+    Parameters
+    ----------
+    path
+        A file or folder of this machine, or a URL.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+        self._others: dict[str, Look] = {}
+
+    def of(self, path: str | os.PathLike[str]) -> Look:
+        """Return the look at another file that belongs to this path: one in the folder, or beside the file."""
+        key = os.fspath(path)
+        if key == os.fspath(self.path):
+            return self
+        if key not in self._others:
+            self._others[key] = Look(path if isinstance(path, Path) else Path(path))
+        return self._others[key]
+
+    def each(self, paths: Iterable[Path]) -> Iterator[Look]:
+        """Yield the look at each of many files: one that is not known yet is closed before the next one."""
+        for path in paths:
+            key = os.fspath(path)
+            if key in self._others or key == os.fspath(self.path):
+                yield self.of(path)
+            else:
+                with Look(path) as one:
+                    yield one
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the path is a URL."""
+        return isinstance(self.path, RemotePath)
+
+    @kept_property
+    def is_dir(self) -> bool:
+        """Whether the path is a folder: of a URL its suffix tells."""
+        return self.path.is_dir()
+
+    @kept_property
+    def start(self) -> bytes:
+        """The first bytes of the file, at most `HEAD_BYTES`."""
+        if self.is_far:
+            with open_file(self.path) as file:
+                return file.read(HEAD_BYTES)
+        return os.pread(self._opened(), HEAD_BYTES, 0)
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Return bytes of a file of this machine, fewer at its end."""
+        if offset + num_bytes <= HEAD_BYTES:
+            return self.start[offset : offset + num_bytes]
+        return os.pread(self._opened(), num_bytes, offset)
+
+    @kept_property
+    def num_bytes(self) -> int:
+        """The size of a file of this machine."""
+        return self._status.st_size
+
+    @kept_property
+    def identity(self) -> Identity:
+        """The identity of a file of this machine, with which a later open of it is compared. See `identity_of`."""
+        return self._status.st_size, self._status.st_mtime_ns
+
+    @kept_property
+    def _status(self) -> os.stat_result:
+        """The status of a file: of the one that is open."""
+        if self._fd is not None:
+            return os.fstat(self._fd)
+        status = os.stat(self.path)
+        require_regular(status.st_mode, self.path)
+        return status
+
+    def _opened(self) -> int:
+        """Return the descriptor of the file."""
+        if self._fd is None:
+            self._fd = regular(self.path)
+            self._status = os.fstat(self._fd)
+        return self._fd
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        for other in self._others.values():
+            other.close()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

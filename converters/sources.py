@@ -393,11 +393,13 @@ def _lacks_documents(name: str, conversion: Conversion) -> bool:
 
     flat = flat_format(name, ReadAs(source_dtype=conversion.source_dtype, skip_bytes=conversion.skip_bytes or 0))
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
+    if flat is None:
+        return False
     files: list[Path] = []
-    for path in given if flat is not None else ():
+    for path in given:
         with Look(any_path(path)) as look:
             files += flat.files(look)
-    return flat is not None and bool(files) and not any(flat.beside(file) for file in files)
+    return bool(files) and not any(flat.beside(file) for file in files)
 
 
 def _has_records(look: Look) -> bool:

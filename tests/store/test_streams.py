@@ -421,7 +421,7 @@ def test_each_difference_gives_another_fingerprint(tmp_path):
 def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp_path, monkeypatch):
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
     opened, real = [], NpyArrays.open
-    monkeypatch.setattr(NpyArrays, "open", lambda self, path, *a: opened.append(path) or real(self, path, *a))
+    monkeypatch.setattr(NpyArrays, "open", lambda self, found, *a: opened.append(found.path) or real(self, found, *a))
     with MmapTokenStore(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)

@@ -142,7 +142,7 @@ def _describe_reads(opening: Opening) -> dict[str, Any]:
 
     Of several files it is the first one that only HDF5 can read; else the first one.
     """
-    columns = [each.column for each in opening.found if each.column is not None] or [opening.column]
+    columns = [*(each.column for each in opening.found), opening.column]
     found = [column for column in columns if column is not None and column.is_foreign]
     if not found:
         return {}

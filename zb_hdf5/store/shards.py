@@ -95,9 +95,9 @@ class Sharded(Tokens):
         self.asked = access
         self.read_as = read_as
         self._verify = verify
-        self._found = dict(found or {})
+        self.found = dict(found or {})
         self.identities = dict[int, Identity]()
-        for number, each in self._found.items():
+        for number, each in self.found.items():
             if each.identity is not None:
                 self.identities[number] = each.identity
         self.dtype = index.meta.dtype
@@ -335,7 +335,7 @@ class Sharded(Tokens):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
-        return {**kept, "_found": {}, "_is_closed": False}  # a copy looks again
+        return {**kept, "found": {}, "_is_closed": False}  # a copy looks again
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -416,7 +416,7 @@ class Sharded(Tokens):
             facts = self._facts(flat, number, path)
             reader: BatchReader = flat.open(facts, self.index.meta, self.asked, identity, digest)
         else:
-            column = self._found.get(number)
+            column = self.found.get(number)
             reader = FORMATS[entry.backend].open_column(
                 path,
                 self.index.meta,
@@ -445,7 +445,7 @@ class Sharded(Tokens):
 
     def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatTokens:
         """Return the facts of a flat file, which a copy looks for again."""
-        found = self._found.get(number)
+        found = self.found.get(number)
         if isinstance(found, FlatTokens):
             return found
         with Look(path) as look:

@@ -29,6 +29,7 @@ from zb_hdf5.trainers.trainer_formats import format_without_digests
 if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import KnownOffsets
     from zb_hdf5.documents.table_file import PiecesFile
+    from zb_hdf5.formats.h5_column import Column
 
 
 class StoreDocuments(RecordDocuments):
@@ -141,6 +142,8 @@ class StreamDocuments(RecordDocuments):
         The first token of each file, and the end of the last one.
     identities
         The identities of the files that were open, by their numbers; another file of such a name is refused.
+    found
+        The facts of files that were looked at, by their numbers.
     verify, access
         As for `open_reader`.
     windows
@@ -156,6 +159,7 @@ class StreamDocuments(RecordDocuments):
         index: ShardIndex,
         starts: Sequence[int],
         identities: Mapping[int, Identity],
+        found: Mapping[int, Column | FlatTokens],
         verify: str,
         access: str,
         windows: Windows,
@@ -166,6 +170,7 @@ class StreamDocuments(RecordDocuments):
         self._index = index
         self._starts = starts
         self._identities = identities
+        self._found = found
         self._verify = verify
         self._windows = windows
         self._all: npt.NDArray[np.uint64] | None = None
@@ -249,7 +254,7 @@ class StreamDocuments(RecordDocuments):
         self._all = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_all": None}
+        return {**self.__dict__, "_all": None, "_found": {}}  # a copy looks again
 
     def open(self, number: int) -> KnownOffsets:
         """Open the offsets of one file; the caller closes them."""
@@ -276,6 +281,9 @@ class StreamDocuments(RecordDocuments):
 
     def _look(self, flat: FlatFormat, number: int) -> FlatTokens:
         """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""
+        known = self._found.get(number)
+        if isinstance(known, FlatTokens):
+            return known
         with Look(self._folder / self._names[number]) as look:
             found = flat.facts(look)
         num_tokens = self._starts[number + 1] - self._starts[number]

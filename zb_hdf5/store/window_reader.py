@@ -107,6 +107,7 @@ class WindowReader(CutReader):
             index,
             self._shards.starts,
             self._shards.identities,
+            self._shards.found,
             self._reads,
             self._shards.asked,
             windows,

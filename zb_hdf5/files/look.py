@@ -48,8 +48,11 @@ class Look:
             if key in self._others or key == os.fspath(self.path):
                 yield self.of(path)
             else:
-                with Look(path) as one:
+                one = Look(path)
+                try:
                     yield one
+                finally:
+                    one.close()
 
     @property
     def is_far(self) -> bool:
@@ -98,7 +101,9 @@ class Look:
         """Return the descriptor of the file."""
         if self._fd is None:
             self._fd = regular(self.path)
-            self._status = os.fstat(self._fd)
+            status = self._status = os.fstat(self._fd)
+            self.num_bytes = status.st_size
+            self.identity = status.st_size, status.st_mtime_ns
         return self._fd
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -191,7 +192,9 @@ class StreamDocuments(RecordDocuments):
         for number in np.flatnonzero(stored == NOT_COUNTED).tolist():
             flat = self._flat(number)
             if flat is not None:
-                counts[number] = flat.num_documents(self._look(flat, number))
+                found = self._look(flat, number)
+                with _documents_there(found.path):
+                    counts[number] = flat.num_documents(found)
         return counts
 
     @kept_property
@@ -264,7 +267,8 @@ class StreamDocuments(RecordDocuments):
         if flat is not None:
             found = self._look(flat, number)
             known = self._identities.get(number)
-            offsets = flat.document_offsets(found)
+            with _documents_there(found.path):
+                offsets = flat.document_offsets(found)
             if known is not None:  # the file of the ids is replaced last: then these are not its documents
                 require_unreplaced(found.path, known)
             digest = self._index.digests.get(self._index.table.values["path"][number])
@@ -292,9 +296,7 @@ class StreamDocuments(RecordDocuments):
                 f"{found.path}: was replaced: expected {num_tokens:,} tokens, found {found.num_tokens:,}; open it again"
             )
         if found.num_documents is None and self._index.table.values["document_count"][number] != NOT_KNOWN:
-            raise FormatError(
-                f"{found.path}: was replaced: expected the file of its documents beside it, found none; open it again"
-            )
+            raise _without_documents(found.path)
         return found
 
     def _open_table(self) -> DocumentTable:
@@ -315,3 +317,16 @@ class StreamDocuments(RecordDocuments):
             for name, (tokens, documents) in zip(values["path"], counts, strict=True)
         )
         return DocumentTable((self._folder / self._names[0]).parent, parts, self._verify, self.open, self._access)
+
+
+@contextmanager
+def _documents_there(path: Path) -> Iterator[None]:
+    """Raise `FormatError` if the file of the documents of a file is gone."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _without_documents(path) from error
+
+
+def _without_documents(path: Path) -> FormatError:
+    return FormatError(f"{path}: was replaced: expected the file of its documents beside it, found none; open it again")

@@ -45,6 +45,8 @@ highlight_language = "bash"  # of blocks that name no language: lines to type, a
 myst_heading_anchors = 4
 smartquotes = False  # they make one dash of the two of an option
 
+python_maximum_signature_line_length = 88  # of a longer one each argument has a line
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"  # numpydoc has the types
 numpydoc_show_class_members = False
 default_role = "code"  # docstrings set code as Markdown does

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CHANNEL_OPTION, SHARE, SIZE, STORE, Parsed, flag_of
+from zb_hdf5.console import CHANNEL_OPTION, SHARE, SIZE, STORE, Parsed, TokenizerName, flag_of
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
 from zb_hdf5.errors import ArgumentError
@@ -44,6 +44,7 @@ TYPES: Final[Mapping[str, Any]] = {
     "share": SHARE,
     "size": SIZE,
     "text": str,
+    "tokenizer": TokenizerName(),
     "names": Parsed("NAME,...", _names),
     "channels": CHANNEL_OPTION["type"],
     "codec": Parsed("CODEC", _codec),

@@ -57,9 +57,9 @@ class Option(NamedTuple):
     group
         Its group in the help, a key of `OPTION_GROUPS`.
     kind
-        The kind of its values: "positive", "natural", "fraction", "share", "size", "text", "names", "channels",
-        "codec", "range", "store" or "flag"; or the words that may be given; or such words, and the value that each
-        stands for.
+        The kind of its values: "positive", "natural", "fraction", "share", "size", "text", "tokenizer", "names",
+        "channels", "codec", "range", "store" or "flag"; or the words that may be given; or such words, and the value
+        that each stands for.
     help
         One or two sentences.
     """
@@ -122,7 +122,7 @@ class Conversion:
     destination: Any
     source_format: str = field(default="auto", kw_only=True)
     # the sources, and how they are read
-    tokenizer: str | None = _option("from", "text", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
+    tokenizer: str | None = _option("from", "tokenizer", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
     text_column: str | None = _option("from", "text", "Column, or JSON key, that holds the text.")
     ids_column: str | None = _option("from", "text", "Column that has a list of ids in each row.")
     field_columns: tuple[str, ...] | None = _option(
@@ -190,7 +190,7 @@ class Conversion:
     shards: int | None = _option("to", "positive", "Number of shards.")
     shard_size: int | str | None = _option("to", "size", "Size of a shard, such as 1GiB.")
     shard_per_source: bool | None = _option(
-        "to", "flag", "With --layout stream: a shard per source file, as without --shards."
+        "to", "flag", "With --layout stream: a shard per source file, also of more than 500."
     )
     # who does it, and how it is reported
     memory: int | str | None = _option("work", "size", "Memory of all processes of this node together.")

@@ -313,7 +313,7 @@ class RowOptions:
 class TargetOptions:
     """The files that a conversion writes."""
 
-    shards: int | None = in_words("those of the source; else 1 GiB each, and 500 at most")
+    shards: int | None = in_words("those of the source; else 1 GiB or a source file each, and 500 at most")
     shard_size: int = off(DEFAULT_SHARD_BYTES)
     note: str = off("")
     codec: str = in_words("none", "none")

@@ -128,6 +128,7 @@ def route(
     source: DocumentSource,
     num_shards: int | None = None,
     *,
+    most: int | None = None,
     val_fraction: float = 0.0,
     val_last_shard: bool = False,
     seed: int = 0,
@@ -140,6 +141,8 @@ def route(
         The documents.
     num_shards
         How many files there are for training; None: one for each file of the source.
+    most
+        How many there are at most in that case, of all splits together; None: any number.
     val_fraction
         The share of the documents that is held out in one more shard, the last.
     val_last_shard
@@ -167,20 +170,31 @@ def route(
                 "pass split='all'",
                 options=["val_fraction", "val_last_shard", "split"],
             )
-        return _routes_of_splits(source, splits, num_shards)
-    runs = _cut(source, source.groups, num_shards)
+        return _routes_of_splits(source, splits, num_shards, most)
     if val_last_shard:
-        if len(runs) < 2:
-            raise ConvertError(
-                "val_last_shard leaves nothing to train on: there is 1 shard; ask for 2 shards or more",
-                options=["val_last_shard", "shards"],
-            )
-        return [*runs[:-1], replace(runs[-1], split=VAL)]
+        return _last_held_out(source, num_shards, most)
+    runs = _cut(source, source.groups, num_shards, most)
     if val_fraction:
         train = [replace(run, val_fraction=val_fraction, seed=seed) for run in runs]
         return [*train, Route(source.groups, VAL, val_fraction, seed)]
     [split] = splits
     return [replace(run, split=split) for run in runs]
+
+
+def _last_held_out(source: DocumentSource, num_shards: int | None, most: int | None) -> list[Route]:
+    """Deal documents to files, of which the last one is held out: the last file of the source, or the last shard."""
+    if num_shards is None:
+        last = source.groups[-1].file_number
+        first = next(number for number, group in enumerate(source.groups) if group.file_number == last)
+        runs = [*_cut(source, source.groups[:first], None, most and most - 1), Route(source.groups[first:])]
+    else:
+        runs = _cut(source, source.groups, num_shards, None)
+    if len(runs) < 2:
+        raise ConvertError(
+            "val_last_shard leaves nothing to train on: there is 1 shard; ask for 2 shards or more",
+            options=["val_last_shard", "shards"],
+        )
+    return [*runs[:-1], replace(runs[-1], split=VAL)]
 
 
 def told_splits(source: DocumentSource, settings: Settings) -> list[str]:
@@ -207,7 +221,7 @@ def num_groups_of_first_split(source: DocumentSource) -> int:
 
 
 def _routes_of_splits(
-    source: DocumentSource, splits: dict[str, list[DocumentGroup]], num_shards: int | None
+    source: DocumentSource, splits: dict[str, list[DocumentGroup]], num_shards: int | None, most: int | None
 ) -> list[Route]:
     """Deal each split to files of its own, of about the same weight: the first one to `num_shards`."""
     weights = {split: sum(group.weight for group in groups) for split, groups in splits.items()}
@@ -217,12 +231,19 @@ def _routes_of_splits(
         count = num_shards
         if num_shards is not None and split != first:
             count = max(1, min(len(groups), round(num_shards * weights[split] / max(1.0, weights[first]))))
-        routes += [replace(run, split=split) for run in _cut(source, groups, count)]
+        share = most and max(1, most * _num_files(groups) // _num_files(source.groups))
+        routes += [replace(run, split=split) for run in _cut(source, groups, count, share)]
     return routes
 
 
-def _cut(source: DocumentSource, groups: list[DocumentGroup], num_shards: int | None) -> list[Route]:
-    """Cut into the runs of each file: as many as are asked for, or one for each file of the source."""
+def _num_files(groups: list[DocumentGroup]) -> int:
+    return len({group.file_number for group in groups})
+
+
+def _cut(source: DocumentSource, groups: list[DocumentGroup], num_shards: int | None, most: int | None) -> list[Route]:
+    """Cut into the runs of each file: as many as are asked for, or one for each file of the source, up to `most`."""
+    if num_shards is None and most is not None and _num_files(groups) > most:
+        num_shards = most
     if num_shards is None:
         return [Route(list(run)) for _, run in groupby(groups, key=lambda group: group.file_number)]
     if num_shards > len(groups):

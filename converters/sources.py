@@ -514,6 +514,17 @@ def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
     return folder.is_dir() and bool(listed(folder, *suffixes).names)
 
 
+def _lacks_required(path: Path, kind: SourceKind) -> ArgumentError:
+    """Return the error of a source without the option that it needs."""
+    from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
+
+    with Look(path) as look:
+        words = way_of_rows(look) if kind.suffixes else ""
+    maker = ", which 'zb tokenizer train' makes of text" if kind.required == "tokenizer" else ""
+    more = f"; {words}" if words else ""
+    return ArgumentError(f"{path}: {kind.noun} need {kind.required}{maker}{more}", options=[kind.required])
+
+
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
     """Raise `ArgumentError` for options that were given and that this source has no use for."""
     unknown = sorted(conversion.given - _possible(kind, conversion))
@@ -536,12 +547,7 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
         if (value := getattr(conversion, name)) not in (None, *choices):
             raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}", options=[name])
     if kind.required and getattr(conversion, kind.required) is None:
-        from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
-
-        with Look(path) as look:
-            words = way_of_rows(look) if kind.suffixes else ""
-        more = f"; {words}" if words else ""
-        raise ArgumentError(f"{path}: {kind.noun} need {kind.required}{more}", options=[kind.required])
+        raise _lacks_required(path, kind)
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(

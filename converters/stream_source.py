@@ -158,6 +158,7 @@ class StreamSource(DocumentSource):
         ]
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
+        self.has_shards = all(found.index is not None for found in looks.values())
         self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one:

@@ -38,12 +38,14 @@ from zb_hdf5.converters.journal import (
     require_unchanged,
 )
 from zb_hdf5.converters.options import (
+    MOST_SHARDS,
     CutOptions,
     FormatOptions,
     HeldOut,
     LossOptions,
     RowOptions,
     Settings,
+    TextOptions,
     WorkOptions,
 )
 from zb_hdf5.converters.packed_source import PackedSource
@@ -595,16 +597,20 @@ def tokens_plan(source: DocumentSource, settings: Settings) -> TokensPlan:
     held_out = settings.of(HeldOut)
     if target.is_stream:
         count = 1 if target.is_one_file else target.shards
+        keeps_files = source.has_shards or settings.of(TextOptions).shard_per_source
+        most = None if keeps_files else MOST_SHARDS
         options: dict[str, Any] = {} if target.codec == NO_CODEC else {"codec": target.codec}
     else:  # the stored bytes do not depend on the cuts
         num_bytes = sum(path.stat().st_size for path in source.paths)
         wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
         is_per_file = held_out.val_last_shard or not source.groups
+        most = None
         count = None if is_per_file else min(num_groups_of_first_split(source), wanted)
         options = _deciding(settings, source)
     routes = route(
         source,
         count,
+        most=most,
         val_fraction=held_out.val_fraction,
         val_last_shard=held_out.val_last_shard,
         seed=held_out.seed,

@@ -84,6 +84,7 @@ TYPED: Final = {
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.IDS: "its column {at} has ids: pass --from hf, and no --tokenizer",
     Remedy.TRAIN: "train both with 'zb tokenizer train'",
+    Remedy.TOKENIZER: "take the tokenizer.json of your model, or make one with 'zb tokenizer train TEXT -o tok.json'",
     Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
     Remedy.REMAINDER: "pass --remainder drop, or --remainder pad if the source is not a store",
     Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad if the source is not a store",
@@ -176,7 +177,7 @@ def message_of(error: ZbError) -> str:
     text = typed_call(typed(str(error), error.at) if error.remedy else str(error))
     for name in error.options:
         text = re.sub(rf"(?<![\w./-]){re.escape(name)}='([\w.-]+)'", rf"{flag_of(name)} \1", text)
-        text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?!\w|[./=-]\w)", flag_of(name), text)
+        text = re.sub(rf"(?<![\w./-])(?<!zb ){re.escape(name)}(?!\w|[./=-]\w)", flag_of(name), text)  # `zb tokenizer`
     return text
 
 
@@ -280,7 +281,7 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
     """Add `--json` and `--quiet`, and print the result of a command; None prints nothing."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-    @click.option("--quiet", is_flag=True, help="Print neither progress nor report.")
+    @click.option("--quiet", "-q", is_flag=True, help="Print neither progress nor report.")
     @functools.wraps(command)
     def run(as_json: bool, quiet: bool, **given: Any) -> None:
         found = command(**given)
@@ -463,6 +464,15 @@ class Parsed(click.ParamType[Any]):
             return self._parse(value) if isinstance(value, str) else value
         except ArgumentError as error:
             self.fail(str(error), param, ctx)
+
+
+class TokenizerName(click.ParamType[str]):
+    """The name of a tokenizer; without one, the message has the command that makes one."""
+
+    name = "text"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return f"T{TYPED[Remedy.TOKENIZER][1:]}."
 
 
 def _named_channel(text: str) -> tuple[str, int]:

@@ -58,6 +58,7 @@ class Remedy(StrEnum):
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
     IDS = "its column {at} has ids: pass source_format='hf'"
     TRAIN = "train both with train_tokenizer"
+    TOKENIZER = "take the tokenizer.json of your model, or make one with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
     REMAINDER = "pass remainder='drop', or remainder='pad' if the source is not a store"
     FILL_A_BATCH = "pass a smaller batch_size, or remainder='pad' if the source is not a store"

@@ -632,7 +632,7 @@ def test_the_two_layouts_leave_each_other_alone(tmp_path, files):
     (["--tokenizer", "byte", "--seed", 2**64, "--val-fraction", "0.1"], 2, "seed must be between 0 and 2**64 - 1"),
     (["--tokenizer", "byte", "--shard-per-source"], 2, "belongs to --layout stream"),
     (["--tokenizer", "byte", "--layout", "stream", "--shard-per-source", "--shards", 2], 2, "not both"),
-    ([], 2, "Missing option '--tokenizer'"),
+    ([], 2, "Missing option '--tokenizer'. Take the tokenizer.json of your model, or make one with 'zb tokenizer t"),
 ])  # fmt: skip
 def test_usage_errors(tmp_path, options, code, message):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')

@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import h5py
 import numpy as np
@@ -25,6 +26,7 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.routes import TRAIN, VAL, Route, route
+from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.stream_target import tokens_plan
@@ -221,6 +223,38 @@ def test_any_number_of_shards_has_all_documents_in_order(files, texts, num_shard
     if val_fraction:
         assert encode(files, routes[-1])[0] == whole[num_train:]
         assert sorted(whole) == sorted(expected(texts))
+
+
+@pytest.mark.parametrize(("options", "shards"), [
+    ({}, 500),
+    ({"shard_per_source": True}, 502),
+    ({"shards": 501}, 501),
+    ({"val_last_shard": True}, 500),
+    ({"target": "megatron"}, 500),
+])  # fmt: skip
+def test_a_stream_of_many_files_has_500_shards_by_default(options, shards, tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for number in range(502):
+        (tmp_path / "corpus" / f"{number:03}.txt").write_text(f"document {number}")
+    given = {"source_format": "text", "tokenizer": "byte", **options}
+    planned = plan(Conversion(tmp_path / "corpus", given.pop("target", "stream"), tmp_path / "out", **given))
+    assert planned.num_shards == shards
+
+
+def test_shards_of_several_files_have_all_documents_in_order(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "val").mkdir()
+    for number in range(12):
+        (tmp_path / ("train" if number < 9 else "val") / f"{number:02}.txt").write_text(str(number))
+    source = TextSource(open_documents([tmp_path]), "text", BYTES)
+    files = [[group.file_number for group in each.groups] for each in route(source, most=5)]
+    assert (len(files), [*chain(*files)]) == (5, [*range(12)])
+    held_out = route(source, most=5, val_last_shard=True)
+    assert [(len(each.groups), each.split) for each in held_out[-2:]] == [(len(held_out[-2].groups), TRAIN), (1, VAL)]
+    assert len(held_out) == 5
+    source.splits = [TRAIN] * 9 + [VAL] * 3
+    assert Counter(each.split for each in route(source, most=4)) == {TRAIN: 3, VAL: 1}
+    assert Counter(each.split for each in route(source, most=12)) == {TRAIN: 9, VAL: 3}
 
 
 def test_routing_errors(files):

@@ -415,7 +415,7 @@ def test_a_merge_that_ranks_would_do_otherwise_has_its_own_digest(trained, tmp_p
     ("tiktoken:", ArgumentError, "expected byte"),
     ("tiktoken:nonsense", ArgumentError, "no such file, and no encoding of tiktoken: .*cl100k_base"),
     ("tiktoken:{tmp}/alone.tiktoken", ArgumentError, "expected alone.json in the same folder"),
-    ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* hub are not looked up: download"),
+    ("hf:gpt2", ArgumentError, "hf:gpt2: expected a tokenizer.json .* are not looked up; .* make one with train_tok"),
     ("nothing.json", ArgumentError, "nothing.json: expected a tokenizer.json of this machine, found none"),
     ("tiktoken:{tmp}/bad.json", ArgumentError, r"bad\.json': expected byte, a tokenizer\.json, a file of ranks"),
     ("tiktoken:{tmp}/bad.tiktoken", FormatError, "not a file of ranks that goes with bad.json"),

@@ -168,6 +168,8 @@ class DocumentSource(Protocol):
         The words for all that its files have and it does not give; "": it gives everything.
     max_dropped
         The share of the rows that may be dropped.
+    has_shards
+        Its files are the shards of stores, whose number somebody has chosen.
     """
 
     paths: list[Path]
@@ -191,6 +193,7 @@ class DocumentSource(Protocol):
     max_token: int | None = None
     left_out: str = ""
     max_dropped: float = 1.0
+    has_shards: bool = False
 
     def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
         """Yield the documents of a group, or those that are chosen, some at a time."""

@@ -270,8 +270,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = Path(file).name
         if not Path(file).is_file():
             raise ArgumentError(
-                f"{without_secrets(spec)}: expected a tokenizer.json of this machine, found none; the names of a hub "
-                "are not looked up: download the tokenizer.json of the model first"
+                f"{without_secrets(spec)}: expected a tokenizer.json of this machine, found none, and "
+                "the names of a hub are not looked up",
+                remedy=Remedy.TOKENIZER,
             )
         content = _read_tokenizer_json(Path(file))
         library = require_package("tokenizers", "text")
@@ -372,7 +373,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return HuggingFaceTokenizer(spec, where)
     raise ArgumentError(
         f"tokenizer {without_secrets(spec)!r}: expected byte, a tokenizer.json, a file of ranks .tiktoken, or "
-        "tiktoken:NAME"
+        "tiktoken:NAME",
+        remedy=Remedy.TOKENIZER,
     )
 
 

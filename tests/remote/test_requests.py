@@ -4,8 +4,10 @@ import shutil
 
 import pins
 import pytest
+from commandline import report_of
 
 from zb_hdf5 import Loader
+from zb_hdf5.commands.zb import zb
 
 #: Kind of path -> requests until the first batch is read, that of `shards.json` among them.
 MOST = {"store": 3, "store-batch": 3, "text-store": 3, "stream-store": 4, "compressed": 6}
@@ -27,3 +29,13 @@ def test_opening_and_the_first_batch_take_so_many_requests(name, folder, web):
         next(iter(loader))
     assert sum(name.endswith("shards.json") for _, name, _ in web.requests) == 1
     assert len(web.requests) <= MOST[name]
+
+
+def test_a_plan_of_a_store_at_a_url_has_steps_and_times_and_no_opened_files(folder, web):
+    shutil.copytree(folder / pins.kinds()["store"].path, web.folder / "kind")
+    with Loader(f"{web.url}/kind", rank=0, world_size=1) as loader:
+        steps = len(loader)
+    figures = report_of(zb, "plan", f"{web.url}/kind", "--ranks", 1)["figures"]
+    assert figures["steps"] == {"value": steps, "how": "counted"}
+    assert figures["first_batch_s"]["value"] > 0
+    assert not [name for name in figures if name.startswith("opens")]

@@ -41,7 +41,7 @@ def begun(folder, monkeypatch):
 
     def begin(reads, wanted):
         real(reads, wanted)
-        found.extend((read.number, read.offset) for read in wanted if reads.is_usable)
+        found.extend((number, offset) for number, _, offset in wanted if reads.is_usable)
 
     monkeypatch.setattr(DirectReads, "begin", begin)
     monkeypatch.setattr(residency, "memory_limit", lambda: 0)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
 import platform
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +44,8 @@ _READ: Final = np.dtype(
 _EVENT: Final = np.dtype([("slot", "u8"), ("read", "u8"), ("result", "i8"), ("more", "i8")])
 #: The result of a read that the kernel has not taken.
 _REFUSED: Final = -1
-
-
-class DirectRead(NamedTuple):
-    """The place of a read: the number of a file, its open file, and the offset of the first byte."""
-
-    number: int
-    file: LocalFile
-    offset: int
+#: The place of a read: the number of a file, its open file, and the offset of the first byte.
+DirectRead: TypeAlias = tuple[int, LocalFile, int]
 
 
 class _Calls(NamedTuple):
@@ -79,15 +74,15 @@ def _call(number: int, *arguments: Any) -> int:
 
 
 class DirectReads:
-    """Reads of equal length, in the order in which they were begun. To be used by one thread.
+    """Reads of arrays of one shape, in the order in which they were begun. To be used by one thread.
 
     The child of a fork has no part in them: there each is refused. Everything else is read in the usual way, too: a
     read that is refused, fails or is short has no bytes, and from then on `is_usable` is False.
 
     Parameters
     ----------
-    num_bytes
-        The bytes of each read.
+    shape, dtype
+        Of each array.
     most
         Reads that are under way at the same time, at most.
 
@@ -97,12 +92,13 @@ class DirectReads:
         If this system has no such reads, or does not allow them.
     """
 
-    def __init__(self, num_bytes: int, most: int) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], most: int) -> None:
         context = ctypes.c_ulong(0)
         if _call(_calls().setup, ctypes.c_long(most), ctypes.byref(context)) < 0:
             found = ctypes.get_errno()
             raise OSError(found, os.strerror(found))
         self.is_usable = True
+        num_bytes = math.prod(shape) * dtype.itemsize
         self._num_bytes = num_bytes
         self._most = most
         self._process = generation()
@@ -115,10 +111,12 @@ class DirectReads:
         memory = mmap.mmap(-1, most * slot_bytes)  # shared: a fork would copy the pages of a private one under way
         #: Begins no read any more, waits for those under way, and closes the files.
         self.close = weakref.finalize(self, _end, self._process, context, memory, self._files)
-        self._bytes = np.frombuffer(memory, np.uint8).reshape(most, slot_bytes)
+        self._array: Callable[[int], npt.NDArray[Any]] = lambda offset: np.ndarray(shape, dtype, memory, offset)
+        self._slot_bytes = slot_bytes
+        self._arrays = [self._array(slot * slot_bytes) for slot in range(most)]
         self._reads = np.zeros(most, _READ)
         self._reads["slot"] = np.arange(most)
-        self._reads["address"] = self._bytes.ctypes.data + np.arange(most) * slot_bytes
+        self._reads["address"] = np.frombuffer(memory, np.uint8).ctypes.data + np.arange(most) * slot_bytes
         self._addresses = self._reads.ctypes.data + np.arange(most) * _READ.itemsize
         self._events = np.zeros(most, _EVENT)
         self._within = [0] * most
@@ -171,18 +169,19 @@ class DirectReads:
         found = self._files[number] = open_with_room(partial(os.open, name, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
         return found
 
-    def take(self) -> npt.NDArray[np.uint8] | None:
-        """Wait for the earliest read that was not taken; return its bytes, valid until others are begun, or None."""
+    def take(self) -> npt.NDArray[Any] | None:
+        """Wait for the earliest read that was not taken; return its array, valid until others are begun, or None."""
         slot = self._taken % self._most
         self._taken += 1
-        while self._results[slot] is None and generation() == self._process:
-            self._wait()
         result = self._results[slot]
+        while result is None and generation() == self._process:
+            self._wait()
+            result = self._results[slot]
         within = self._within[slot]
         if result is None or result < within + self._num_bytes:  # the block at the end of a file is shorter
             self.is_usable = False
             return None
-        return self._bytes[slot, within : within + self._num_bytes]
+        return self._array(slot * self._slot_bytes + within) if within else self._arrays[slot]
 
     def _wait(self) -> None:
         """Wait for the end of a read, or a signal."""

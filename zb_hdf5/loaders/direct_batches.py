@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from zb_hdf5.errors import ZbError
-from zb_hdf5.files.direct_reads import DirectRead, DirectReads
+from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.loaders.ahead import HINTED_AHEAD, HINTED_TOGETHER
 from zb_hdf5.loaders.whole_batches import BatchPlace, WholeBatches
@@ -44,9 +45,10 @@ class DirectBatches:
     """
 
     def __init__(self, whole: WholeBatches, announce: Callable[[Sequence[int]], None]) -> None:
-        self.depth = max(1, min(HINTED_AHEAD, UNDER_WAY_BYTES // whole.batch_bytes))
+        batch_bytes = math.prod(whole.shape) * whole.stored.itemsize
+        self.depth = max(1, min(HINTED_AHEAD, UNDER_WAY_BYTES // batch_bytes))
         self._whole = whole
-        self._reads = DirectReads(whole.batch_bytes, self.depth + min(self.depth, HINTED_TOGETHER))
+        self._reads = DirectReads(whole.shape, whole.stored, self.depth + min(self.depth, HINTED_TOGETHER))
         self._announce = announce
         self._begun = deque[BatchPlace]()
         self.close = self._reads.close
@@ -65,7 +67,8 @@ class DirectBatches:
             plain = place.plain
             if plain is not None and isinstance(plain.file, LocalFile):
                 self._begun.append(place)
-                reads.append(DirectRead(place.file, plain.file, plain.extents.offset(place.within)))
+                base, stride, _ = plain.extents.runs[0]
+                reads.append((place.file, plain.file, base + place.within * stride))
         self._reads.begin(reads)
 
     def read(self, number: int) -> torch.Tensor:

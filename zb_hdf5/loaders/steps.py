@@ -362,10 +362,12 @@ class StepReader:
             if fields:
                 announce_fields(some)
 
+        def read_step(number: int) -> Any:
+            return self._step(number, self._fitting(batches.read(number)))
+
         with contextlib.closing(batches):
-            yield from hint_ahead(
-                lambda number: self._step(number, self._fitting(batches.read(number))), announce, numbers, batches.depth
-            )
+            read = read_step if self._may_overflow or self._values is not None else batches.read
+            yield from hint_ahead(read, announce, numbers, batches.depth)
 
     def _hints(self, plan: StepPlan, columns: Sequence[BatchReader]) -> BatchHints:
         return BatchHints([column.will_need for column in columns], plan.records_per_batch)

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import repeat
 from operator import getitem
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,13 @@ import numpy.typing as npt
 from zb_hdf5.errors import ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import files_at_hand
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.tokens import FileTokens, Wait
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
     import torch
-
-    from zb_hdf5.files.ranges import LocalFile
 
 #: Single batches for which one sample of the store holds.
 SINGLE_READS: Final = 4096
@@ -72,11 +71,12 @@ class WholeBatches:
         self._reader = reader
         self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
-        self._shape = (-1, *reader.meta.shape)
+        #: The shape of a batch.
+        self.shape = reader.meta.shape
         self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
         is_plain_view = narrow and reader.dtype == np.uint32
         #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
-        self._stored = self._dtype if is_plain_view else reader.dtype
+        self.stored = self._dtype if is_plain_view else reader.dtype
         self._copies = reader.verified == "all reads"
         #: The pages of a batch are touched by whoever uses it.
         self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
@@ -172,11 +172,6 @@ class WholeBatches:
         reader = self._reader
         return self._has_places and reader.in_front is None and reader.tokens.residency.outruns_memory
 
-    @property
-    def batch_bytes(self) -> int:
-        """The bytes of a batch as it is stored."""
-        return self._reader.meta.batch_bytes
-
     def place(self, number: int) -> BatchPlace:
         """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""
         start = number * self._unit
@@ -192,29 +187,29 @@ class WholeBatches:
         if not self._has_places:
             return self._read(number)
         place = self.place(number)
-        batch = None if place.plain is None else self._filled(place.plain, place.within)
-        return self._proved(place, batch)
+        plain = place.plain
+        batch = None if plain is None else self._filled(plain, place.within)
+        # after the read: its crc32 may be mapped, and a file that was cut short gives no batch
+        look_up = None if batch is None or plain is None else plain.look_up
+        return self._compared(number, batch, None if look_up is None else look_up()(place.within))
 
-    def read_from(self, place: BatchPlace, read: npt.NDArray[np.uint8] | None) -> torch.Tensor:
-        """Return the batch of a place, whose bytes were read some time ago; None: the read failed."""
-        if read is None or place.plain is None or not self._is_whole(place.plain):
-            return self._read(place.number)
-        batch = read.view(self._stored).reshape(self._shape[1:])
-        return self._proved(place, self._copied(batch) if self._stored == self._dtype else batch)
+    def read_from(self, place: BatchPlace, batch: npt.NDArray[Any] | None) -> torch.Tensor:
+        """Return a copy of the batch of a place, which was read some time ago; None: the read failed.
 
-    @staticmethod
-    def _is_whole(plain: FileTokens) -> bool:
-        """Return whether a file is open, and was not cut short: its crc32 may be mapped."""
+        The file is looked at again: its crc32 may be mapped, and a file that was cut short meanwhile has none.
+        """
+        number, _, within, plain = place
+        file = None if plain is None else plain.file
+        if batch is None or plain is None or not isinstance(file, LocalFile):
+            return self._read(number)
         try:
-            cast("LocalFile", plain.file).require_whole()
-        except (ZbError, OSError):
-            return False
-        return True
-
-    def _proved(self, place: BatchPlace, batch: npt.NDArray[Any] | None) -> torch.Tensor:
-        """Compare a batch after it was read, since a file that is cut short then gives none: see `_is_whole`."""
-        look_up = None if batch is None or place.plain is None else place.plain.look_up
-        return self._compared(place.number, batch, None if look_up is None else look_up()(place.within))
+            is_whole = os.lseek(file.fd, 0, os.SEEK_END) >= file.size
+        except OSError:  # it was closed
+            is_whole = False
+        look_up = plain.look_up
+        if not is_whole or (look_up is not None and crc32_of(batch) != look_up()(within)):
+            return self._read(number)
+        return from_numpy()(batch.astype(self._dtype))
 
     def _meet(self, file: int, number: int) -> Met:
         """Open the file of a batch that is about to be read, and ask for its size."""
@@ -226,19 +221,19 @@ class WholeBatches:
         views, crc32, _, _ = plain.at_hand(self.gives_views)
         if views is None:
             return None, crc32, None if self.gives_views else plain
-        return views.reshape(self._shape).view(self._stored), crc32, None
+        return views.reshape(-1, *self.shape).view(self.stored), crc32, None
 
     def _buffer(self) -> npt.NDArray[Any]:
         """Return an array for a batch: one of this thread, which the next batch fills again, if it is widened then.
 
         A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
         """
-        shape = self._shape[1:]
-        if self._stored == self._dtype:
+        shape = self.shape
+        if self.stored == self._dtype:
             return np.empty(shape, self._dtype)
         found: npt.NDArray[Any] | None = getattr(_local, "batch", None)
-        if found is None or found.shape != shape or found.dtype != self._stored:
-            found = _local.batch = np.empty(shape, self._stored)
+        if found is None or found.shape != shape or found.dtype != self.stored:
+            found = _local.batch = np.empty(shape, self.stored)
         return found
 
     def _copied(self, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -249,7 +244,7 @@ class WholeBatches:
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
         """Read a batch by its position; None if the read failed: the reader has the message."""
         if self._is_far:
-            return plain.unit_of_object(index).reshape(self._shape[1:])
+            return plain.unit_of_object(index).reshape(self.shape)
         batch = self._buffer()
         run = plain.extents.runs[0]
         try:

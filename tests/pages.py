@@ -14,6 +14,19 @@ from click.testing import CliRunner
 
 from zb_hdf5.commands.zb import zb
 
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
+
+
+def name_of(page):
+    """Return the name of a page: that of its file, or of its folder and file below `docs/`."""
+    return page.name if page == README else page.relative_to(ROOT / "docs").as_posix()
+
+
+TEXT = {name_of(page): page.read_text(encoding="utf-8") for page in (README, *PAGES)}
+#: The lines of each example.
+EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SHAPE = re.compile(r"(torch\.int\d+), \[([\d, ]+)\]")
 #: A value of a page by its key, in prose.
 BY_KEY = re.compile(r"""`(\w+)\["(\w+)"\]`""")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import commands_of
-from pages import run_page
+from pages import EXAMPLE, PAGES, README, ROOT, TEXT, name_of, run_page
 from processes import PROGRAMS
 
 import zb_hdf5
@@ -29,17 +29,6 @@ from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import backends
 from zb_hdf5.trainers.trainer_formats import TrainerFormat
 
-ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
-
-
-def name_of(page):
-    """Return the name of a page: that of its file, or of its folder and file below `docs/`."""
-    return page.name if page == README else page.relative_to(ROOT / "docs").as_posix()
-
-
-TEXT = {name_of(page): page.read_text(encoding="utf-8") for page in (README, *PAGES)}
 TUTORIALS = {name for name in TEXT if name.startswith("tutorials/")}
 
 
@@ -53,9 +42,6 @@ def rows_of(page, header):
 def names_in(header):
     """Return the names in the first column of a table of the page of formats."""
     return [row[0] for row in rows_of("formats.md", header)]
-
-
-EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def blocks_of(text):
@@ -755,53 +741,3 @@ def test_an_example_imports_public_names_only(path):
     ]
     assert {ast.unparse(node).split(" import ")[0] for node in imports} == {"from zb_hdf5"}
     assert {alias.name for node in imports for alias in node.names} <= set(zb_hdf5.__all__)
-
-
-#: The names that an example takes from its reader.
-GIVEN = """from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-
-def step(batch: Any) -> None: ...
-def train(batch: Any) -> None: ...
-def tokenized() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
-def documents() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
-
-
-"""
-
-
-def examples():
-    """Yield a module for each page: its examples follow each other, as a reader meets them."""
-    for page, text in TEXT.items():
-        if page != "recipes.md" and (found := EXAMPLE.findall(text)):  # those are of libraries with types of their own
-            yield page.removesuffix(".md").replace("/", "_").replace("-", "_"), "\n".join(found)
-
-
-def run_mypy(folder, files):
-    """Run mypy on files that do not lie in the project, with none of its settings."""
-    pytest.importorskip("mypy")
-    (folder / "mypy.ini").write_text("[mypy]\n")
-    others = ["--allow-untyped-calls", "--disable-error-code", "import-untyped"]  # of packages without types
-    options = [*others, "--strict", "--config-file", "mypy.ini", "--cache-dir", "cache", "--follow-imports", "silent"]
-    command = [sys.executable, "-m", "mypy", *options, *files]
-    environment = {"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_type_checker_accepts_every_example_and_no_wrong_argument(tmp_path):
-    written = []
-    for name, code in examples():
-        (tmp_path / f"{name}.py").write_text(GIVEN + code)
-        written.append(f"{name}.py")
-    assert len(written) >= 3
-    done = run_mypy(tmp_path, written)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (tmp_path / "wrong.py").write_text('from zb_hdf5 import Loader\n\nLoader("train-h5", seed="42")\n')
-    done = run_mypy(tmp_path, ["wrong.py"])
-    assert done.returncode == 1
-    assert 'No overload variant of "Loader" matches argument types "str", "str"' in done.stdout

@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import get_args
 
 import pytest
+from pages import EXAMPLE, ROOT, TEXT
 
 from zb_hdf5 import ArgumentError, DocumentLoader, Loader, MixedLoader, TextLoader, convert
 from zb_hdf5.converters.conversion import OPTIONS
@@ -17,13 +17,7 @@ from zb_hdf5.loaders.order import LASTS, SHUFFLES
 from zb_hdf5.loaders.step_values import DOCUMENT_NUMBERS, DOCUMENT_VALUES
 from zb_hdf5.spec import SPLITS
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "types"
-#: The program of each type checker, and its module.
-CHECKERS = {
-    "mypy": ["-m", "mypy", "--strict", "--no-error-summary"],
-    "basedpyright": ["-m", "basedpyright", "--pythonpath", sys.executable],
-}
 #: The options that decide the kind of a loader's batches.
 KINDS = {"targets", "fields", "documents", "spans"}
 
@@ -67,22 +61,68 @@ def test_the_words_of_a_conversion_are_those_of_its_options():
     assert fixed == words.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_type_checkers_take_what_is_right_and_name_each_mistake(checker, tmp_path):
-    if find_spec(checker) is None:
-        pytest.skip(f"no {checker} here")
-    (tmp_path / "pyproject.toml").write_text("[tool.basedpyright]\ntypeCheckingMode = 'standard'\n")
+def run_checker(module, folder, *options):
+    """Run a type checker on all files of a folder, which is no part of the project, and return what it prints."""
+    if find_spec(module) is None:
+        pytest.skip(f"no {module} here")
     for name in ("right.py", "wrong.py"):
-        (tmp_path / name).write_text((FOLDER / name).read_text())
-    done = subprocess.run(
-        [sys.executable, *CHECKERS[checker], "right.py", "wrong.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)},
-    )
-    found = {int(line) for line in re.findall(r"wrong\.py:(\d+):.*?error", done.stdout)}
+        (folder / name).write_text((FOLDER / name).read_text())
+    command = [sys.executable, "-m", module, *options, *sorted(path.name for path in folder.glob("*.py"))]
+    environment = {"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment).stdout
+
+
+def require_each_mistake(printed):
+    """See that a type checker takes what is right, and names each mistake."""
+    found = {int(line) for line in re.findall(r"wrong\.py:(\d+):.*?error", printed)}
     lines = (FOLDER / "wrong.py").read_text().splitlines()
-    assert found == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, done.stdout
-    assert not re.findall(r"right\.py:\d+.*error.*", done.stdout), done.stdout
+    assert found == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}, printed
+    assert not re.findall(r"right\.py:\d+.*error.*", printed), printed
+
+
+#: The names that an example takes from its reader.
+GIVEN = """from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def step(batch: Any) -> None: ...
+def train(batch: Any) -> None: ...
+def tokenized() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
+def documents() -> Iterator[npt.NDArray[np.uint16]]: raise NotImplementedError
+
+
+"""
+
+
+def examples():
+    """Yield a module for each page: its examples follow each other, as a reader meets them."""
+    for page, text in TEXT.items():
+        if page != "recipes.md" and (found := EXAMPLE.findall(text)):  # those are of libraries with types of their own
+            yield page.removesuffix(".md").replace("/", "_").replace("-", "_"), "\n".join(found)
+
+
+@pytest.mark.slow
+def test_mypy_takes_what_is_right_and_every_example_and_names_each_mistake(tmp_path):
+    """In one run: it reads the package, numpy and torch first, which takes most of its time."""
+    named = dict(examples())
+    assert len(named) >= 3
+    for name, code in named.items():
+        (tmp_path / f"{name}.py").write_text(GIVEN + code)
+    (tmp_path / "seed.py").write_text('from zb_hdf5 import Loader\n\nLoader("train-h5", seed="42")\n')
+    sections = {"mypy": "strict = True\nfollow_imports = silent\ncache_dir = cache"}
+    # of packages without types
+    sections["mypy-" + ",".join(named)] = "allow_untyped_calls = True\ndisable_error_code = import-untyped"
+    (tmp_path / "mypy.ini").write_text("".join(f"[{name}]\n{lines}\n" for name, lines in sections.items()))
+    printed = run_checker("mypy", tmp_path, "--config-file", "mypy.ini", "--no-error-summary")
+    require_each_mistake(printed)
+    assert 'seed.py:3: error: No overload variant of "Loader" matches argument types "str", "str"' in printed
+    assert not [line for line in printed.splitlines() if line.partition(".py:")[0] not in ("wrong", "seed")]
+
+
+@pytest.mark.slow
+def test_basedpyright_takes_what_is_right_and_names_each_mistake(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.basedpyright]\ntypeCheckingMode = 'standard'\n")
+    require_each_mistake(run_checker("basedpyright", tmp_path, "--pythonpath", sys.executable))

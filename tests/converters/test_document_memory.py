@@ -134,9 +134,8 @@ def peak_of(*arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("way", ["megatron to rows", "stream to stream", "long metadata", "a long document"])
-def test_all_processes_together_stay_within_the_least_that_is_named(way, workers, tmp_path):
+def test_all_processes_together_stay_within_the_least_that_is_named(way, tmp_path):
     command = ["convert", tmp_path / "a.h5", tmp_path / "out", "--to", "stream"]
     if way == "stream to stream":  # unbounded, it takes 324 MiB by one process
         stream_of(tmp_path / "a.h5", 60_000, 150, {"vector": ("<f4", (8,))})
@@ -150,6 +149,7 @@ def test_all_processes_together_stay_within_the_least_that_is_named(way, workers
         convert(stream_of(tmp_path / "a.h5", 1_000_000, 10), "megatron", tmp_path / "a.bin", workers=1)
         command = ["convert", tmp_path / "a.bin", tmp_path / "out", "--to", "hdf5", "--seq-len", 512]
         command += ["--packing", "best-fit", "--shards", 2]
-    command += ["--workers", workers, "--quiet"]
-    least = re.search(r"pass --memory (\d+)MiB", one_error(run_zb(*command, "--memory", 1), 2))[1]
-    assert 64 * MIB < peak_of(*command, "--memory", f"{least}MiB") <= int(least) * MIB
+    for workers in (1, 2):
+        how = [*command, "--workers", workers, "--quiet", "--force"]
+        least = re.search(r"pass --memory (\d+)MiB", one_error(run_zb(*how, "--memory", 1), 2))[1]
+        assert 64 * MIB < peak_of(*how, "--memory", f"{least}MiB") <= int(least) * MIB, workers

@@ -182,3 +182,11 @@ def test_a_command_of_a_damaged_store_names_the_next_one(damage, command, code, 
     damage(store)
     result = run_zb(*command.split(), store)
     assert (result.exit_code, expected.format(store=store) in result.output) == (code, True), result.output
+
+
+def test_text_without_a_tokenizer_names_the_command_that_makes_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n')
+    result = run_zb("convert", tmp_path / "a.jsonl", tmp_path / "out", "--seq-len", 4, code=2)
+    assert "need --tokenizer, which 'zb tokenizer train' makes of text; " in result.output
+    result = run_zb("convert", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "gone.json", code=2)
+    assert result.output.strip().endswith("or make one with 'zb tokenizer train TEXT -o tok.json'")

@@ -24,6 +24,7 @@ from pyarrow import ipc, parquet
 from reading import looking
 
 from zb_hdf5 import Loader, ReadAs, convert, errors, open_stream
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.signatures import SIGNATURES, signature_of
 
 IDS = np.arange(4000) * 7 % 300 + 5
@@ -661,6 +662,19 @@ def hdf5_after(user_block):
             h5["tokens"] = IDS
 
     return write
+
+
+@pytest.mark.parametrize("user_block", [0, 512, 2048, 4096, 1 << 20])
+@pytest.mark.parametrize("num_bytes", [0, 5000])
+def test_hdf5_is_known_behind_each_user_block(user_block, num_bytes, tmp_path):
+    hdf5_after(user_block)(tmp_path / "a.h5")
+    with (tmp_path / "a.h5").open("ab") as file:
+        file.write(bytes(num_bytes))
+    with Look(tmp_path / "a.h5") as look:
+        assert signature_of(look).noun == "an HDF5 file"
+    (tmp_path / "b.bin").write_bytes((tmp_path / "a.h5").read_bytes().replace(b"\x89HDF", b"\x88HDF"))
+    with Look(tmp_path / "b.bin") as look:
+        assert signature_of(look) is None or signature_of(look).noun != "an HDF5 file"
 
 
 def picture(path):

@@ -43,9 +43,10 @@ class Look:
 
     def each(self, paths: Iterable[Path]) -> Iterator[Look]:
         """Yield the look at each of many files: one that is not known yet is closed before the next one."""
+        own = os.fspath(self.path)
         for path in paths:
             key = os.fspath(path)
-            if key in self._others or key == os.fspath(self.path):
+            if key in self._others or key == own:
                 yield self.of(path)
             else:
                 one = Look(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from zb_hdf5.files import ways
-from zb_hdf5.files.look import Look
+from zb_hdf5.files.look import HEAD_BYTES, Look
 from zb_hdf5.spec import BATCH_MAGIC, HDF5_MAGIC, HDF5_OFFSETS
 
 PARQUET_MAGIC: Final = b"PAR1"
@@ -23,6 +23,8 @@ NPY_MAGIC: Final = b"\x93NUMPY"
 MEGATRON_MAGIC: Final = b"MMIDIDX\x00\x00"
 GZIP_MAGIC: Final = b"\x1f\x8b\x08"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+#: The offsets of the magic of HDF5 that are behind the bytes which a look has read.
+_HDF5_OFFSETS_BEYOND: Final = tuple(offset for offset in HDF5_OFFSETS if offset >= HEAD_BYTES)
 #: The bytes of a text at least: a few ids may look like a shorter one.
 MIN_TEXT_BYTES: Final = 16
 #: The bytes of texts in UTF-8: no control characters.
@@ -101,7 +103,10 @@ class Signature(NamedTuple):
 
 def signature_of(look: Look) -> Signature | None:
     """Return the signature of a file of this machine; None: it has none that is known. Raises as `regular` does."""
-    return next((each for each in _candidates(look.start) if each.is_of(look)), None)
+    for each in _candidates(look.start):
+        if each.is_of(look):
+            return each
+    return None
 
 
 def _candidates(start: bytes) -> Iterable[Signature]:
@@ -112,11 +117,16 @@ def _candidates(start: bytes) -> Iterable[Signature]:
 
 
 def _is_hdf5(look: Look) -> bool:
-    """Return whether it is HDF5, whose magic may follow a block of the user."""
-    if any(look.start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
+    """Return whether it is HDF5, whose magic may follow a block of the user: a folder has thousands of other files."""
+    start = look.start
+    if HDF5_MAGIC in start and any(start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
         return True
-    beyond = (offset for offset in HDF5_OFFSETS if len(look.start) <= offset < look.num_bytes)
-    return any(look.read(len(HDF5_MAGIC), offset) == HDF5_MAGIC for offset in beyond)
+    for offset in _HDF5_OFFSETS_BEYOND if len(start) == HEAD_BYTES else ():
+        if offset >= look.num_bytes:
+            break
+        if look.read(len(HDF5_MAGIC), offset) == HDF5_MAGIC:
+            return True
+    return False
 
 
 def _is_gguf(look: Look) -> bool:

@@ -360,6 +360,60 @@ def test_a_loader_that_another_thread_closes_ends_or_names_the_reason(name, way,
     assert open_files() == before
 
 
+class SlowReading:
+    """A reading that another thread begins to close between a step and the look at it, and closes after that."""
+
+    def __init__(self, loader):
+        self.stepped, self.looked, self.closing = threading.Event(), threading.Event(), threading.Event()
+        self.steps = self._steps(loader)
+
+    def _steps(self, loader):
+        try:
+            yield from loader._read_from(loader._position)
+        finally:
+            self.closing.set()
+            assert self.looked.wait(60)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        step = next(self.steps)
+        self.stepped.set()
+        assert self.closing.wait(60)
+        return step
+
+    def close(self):
+        try:
+            self.steps.close()
+        finally:
+            self.looked.set()
+
+
+@pytest.mark.parametrize("way", ["loop", "get_batch"])
+def test_a_loader_may_be_closed_between_a_step_and_the_look_at_it(way, data, monkeypatch):
+    loader = LOADERS["Loader, prefetch"](data)
+    slow, errors = SlowReading(loader), []
+
+    def begin():
+        loader._reading = slow
+        return slow
+
+    def read():
+        try:
+            next(iter(loader)) if way == "loop" else loader.get_batch()
+        except (Exception, StopIteration) as error:
+            errors.append(error)
+
+    monkeypatch.setattr(loader, "_begin", begin)
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert slow.stepped.wait(60)
+    loader.close()
+    thread.join(60)
+    assert [type(error) for error in errors] == [StopIteration if way == "loop" else zb_hdf5.ClosedError]
+
+
 @pytest.mark.filterwarnings("ignore:.*read to its end")
 @pytest.mark.parametrize("way", ["loop", "get_batch"])
 @pytest.mark.parametrize("name", [name for name in THREADED if name != "MixedLoader"])

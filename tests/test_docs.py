@@ -22,8 +22,11 @@ from processes import PROGRAMS
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.converters import options
 from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.files import objects
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.formats.registry import backends
@@ -548,6 +551,26 @@ def test_each_array_on_the_pages_has_as_many_jobs_as_parts():
     found = [each for text in TEXT.values() for each in re.findall(r"--array=0-(\d+) \S+\.sh \S+ \S+ (\d+)", text)]
     assert len(found) > 3
     assert not [each for each in found if int(each[0]) + 1 != int(each[1])]
+
+
+#: A count in prose -> its value in the code: of every page that has the words.
+COUNTS = {
+    r"would be over (\d+); of a stream": options.MOST_SHARDS,
+    r"source file, or of several where these are over (\d+)": options.MOST_SHARDS,
+    r"By default 1 GiB each, and (\d+) at most": options.MOST_SHARDS,
+    r"By default a shard has (\d+) GiB": options.DEFAULT_SHARD_BYTES >> 30,
+    r"By default (\d+) GiB each, and 500 at most": options.DEFAULT_SHARD_BYTES >> 30,
+    r"raise the bound of (\d+) MiB": BOUND_BYTES >> 20,
+    r"All attempts together end within (\d+) seconds": objects.LIMIT_S,
+    r"slow or away for (\d+) seconds": objects.LIMIT_S,
+    r"ends with an error after (\d+) seconds": objects.LIMIT_S,
+}
+
+
+@pytest.mark.parametrize("words", COUNTS)
+def test_a_count_in_prose_is_that_of_the_code(words):
+    found = [int(count) for text in TEXT.values() for count in re.findall(words, " ".join(text.split()))]
+    assert {*found} == {COUNTS[words]}
 
 
 def test_the_keys_that_documents_give_are_those_of_the_page_and_of_the_docstring(tmp_path):

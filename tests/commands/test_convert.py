@@ -232,7 +232,7 @@ def test_the_command_takes_every_option_of_a_conversion_in_its_group():
         expected = {flag_of(name) for name, option in OPTIONS.items() if option.group == group}
         assert expected <= flags
     others = {flag for each in options for flag in each.opts} - {flag_of(name) for name in OPTIONS}
-    assert others == {"--from", "--to", "--dry-run", "--list", "--no-shuffle", "--json", "--quiet"}
+    assert others == {"--from", "--to", "--dry-run", "--list", "--no-shuffle", "--json", "--quiet", "-q"}
 
 
 def test_the_help_of_two_formats_has_their_options_with_their_defaults():

@@ -105,7 +105,7 @@ def edges_of(starts, documents):
         for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(starts), strict=True))
     ]
     index = ShardIndex(StoreMeta(1, 4096, np.dtype("<u4"), layout="stream"), entries)
-    return StreamDocuments(Path("store"), Path("store"), index, starts, {}, "auto", "auto", Windows.of(1, 8))
+    return StreamDocuments(Path("store"), Path("store"), index, starts, {}, {}, "auto", "auto", Windows.of(1, 8))
 
 
 @given(

@@ -143,12 +143,12 @@ class StreamDocuments(RecordDocuments):
         The first token of each file, and the end of the last one.
     identities
         The identities of the files that were open, by their numbers; another file of such a name is refused.
-    found
-        The facts of files that were looked at, by their numbers.
     verify, access
         As for `open_reader`.
     windows
         The cut of the tokens into records.
+    found
+        The facts of files that were looked at, by their numbers.
     """
 
     has_pieces = True
@@ -160,10 +160,10 @@ class StreamDocuments(RecordDocuments):
         index: ShardIndex,
         starts: Sequence[int],
         identities: Mapping[int, Identity],
-        found: Mapping[int, Column | FlatTokens],
         verify: str,
         access: str,
         windows: Windows,
+        found: Mapping[int, Column | FlatTokens] | None = None,
     ) -> None:
         self._path = path
         self._folder = folder
@@ -171,7 +171,7 @@ class StreamDocuments(RecordDocuments):
         self._index = index
         self._starts = starts
         self._identities = identities
-        self._found = found
+        self._found = found or {}
         self._verify = verify
         self._windows = windows
         self._all: npt.NDArray[np.uint64] | None = None

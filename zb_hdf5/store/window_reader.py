@@ -107,10 +107,10 @@ class WindowReader(CutReader):
             index,
             self._shards.starts,
             self._shards.identities,
-            self._shards.found,
             self._reads,
             self._shards.asked,
             windows,
+            self._shards.found,
         )
 
     @property

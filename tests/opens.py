@@ -92,7 +92,7 @@ def ranks_of(folder: Path, path: Path, world_sizes: Sequence[int], **options: An
     program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py"]
     arguments = [path, json.dumps(options), *map(str, world_sizes)]
     how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "rank"]
-    subprocess.run(["strace", *how, *program, *arguments], check=True, env=environment())
+    subprocess.run(["strace", *how, *program, *arguments], check=True, env=environment(), timeout=300)
     found: dict[int, list[Traced]] = {size: [] for size in world_sizes}
     for trace in folder.glob("rank.*"):
         _, mark, after = trace.read_text(errors="replace").partition(MARK)

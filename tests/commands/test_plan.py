@@ -33,7 +33,6 @@ def folder(tmp_path_factory):
 
 #: Path -> the shape of the batches.
 KINDS = {
-    "store": {},
     "streams": {"batch_size": 2, "seq_len": 24},
     "arrays": {"batch_size": 2, "seq_len": 24},
     "foreign.h5": {"batch_size": 4},
@@ -97,14 +96,12 @@ def test_a_job_that_is_too_large_for_the_data_is_refused(folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace, which counts what HDF5 opens")
 @pytest.mark.parametrize("kind", KINDS)
-def test_opens_are_those_of_real_jobs_of_1_8_and_64_processes(folder, kind, tmp_path):
-    path = folder / kind
-    found = opens.ranks_of(tmp_path, path, [1, 8, 64] if kind == "store" else [8], access="auto", **KINDS[kind])
-    for ranks, traced in found.items():
-        values, _ = plan(path, ranks, KINDS[kind])
-        counts = [each.opens for each in traced]
-        assert len(counts) == ranks
-        assert (max(counts), sum(counts)) == (values["opens_per_epoch"], values["opens_of_all"])
+def test_opens_of_streams_and_of_files_in_place_are_those_of_a_real_job(folder, kind, tmp_path):
+    found = opens.ranks_of(tmp_path, folder / kind, [4], **KINDS[kind])
+    values, _ = plan(folder / kind, 4, KINDS[kind])
+    counts = [each.opens for each in found[4]]
+    assert len(counts) == 4
+    assert (max(counts), sum(counts)) == (values["opens_per_epoch"], values["opens_of_all"])
 
 
 #: The page of large jobs, with a table of counts.

@@ -173,12 +173,13 @@ class DirectReads:
         """Wait for the earliest read that was not taken; return its array, valid until others are begun, or None."""
         slot = self._taken % self._most
         self._taken += 1
-        result = self._results[slot]
-        while result is None and generation() == self._process:
+        if generation() != self._process:  # the parent goes on to fill the memory
+            self.is_usable = False
+            return None
+        while (result := self._results[slot]) is None:
             self._wait()
-            result = self._results[slot]
         within = self._within[slot]
-        if result is None or result < within + self._num_bytes:  # the block at the end of a file is shorter
+        if result < within + self._num_bytes:  # the block at the end of a file is shorter
             self.is_usable = False
             return None
         return self._array(slot * self._slot_bytes + within) if within else self._arrays[slot]

@@ -11,7 +11,7 @@ from zb_hdf5.errors import ZbError
 from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.loaders.ahead import HINTED_AHEAD, HINTED_TOGETHER
-from zb_hdf5.loaders.whole_batches import BatchPlace, WholeBatches
+from zb_hdf5.loaders.whole_batches import WholeBatches
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,8 @@ class DirectBatches:
         self._whole = whole
         self._reads = DirectReads(whole.shape, whole.stored, self.depth + min(self.depth, HINTED_TOGETHER))
         self._announce = announce
-        self._begun = deque[BatchPlace]()
+        #: Number and crc32, but no file: each would stay open for as long.
+        self._begun = deque[tuple[int, int | None]]()
         self.close = self._reads.close
 
     def announce(self, numbers: Sequence[int]) -> None:
@@ -62,17 +63,19 @@ class DirectBatches:
         for number in numbers:
             try:
                 place = self._whole.place(number)
+                expected = self._whole.crc32_at(place)
             except (ZbError, OSError):  # raised again by its read
                 continue
             plain = place.plain
             if plain is not None and isinstance(plain.file, LocalFile):
-                self._begun.append(place)
+                self._begun.append((number, expected))
                 base, stride, _ = plain.extents.runs[0]
                 reads.append((place.file, plain.file, base + place.within * stride))
         self._reads.begin(reads)
 
     def read(self, number: int) -> torch.Tensor:
         """Return a batch."""
-        if self._begun and self._begun[0].number == number:
-            return self._whole.read_from(self._begun.popleft(), self._reads.take())
-        return self._whole.read_by_position(number)
+        if not self._begun or self._begun[0][0] != number:
+            return self._whole.read_by_position(number)
+        _, expected = self._begun.popleft()
+        return self._whole.copied_from(self._reads.take(), number, expected)

@@ -193,21 +193,20 @@ class WholeBatches:
         look_up = None if batch is None or plain is None else plain.look_up
         return self._compared(number, batch, None if look_up is None else look_up()(place.within))
 
-    def read_from(self, place: BatchPlace, batch: npt.NDArray[Any] | None) -> torch.Tensor:
-        """Return a copy of the batch of a place, which was read some time ago; None: the read failed.
+    def crc32_at(self, place: BatchPlace) -> int | None:
+        """Return the stored crc32 of a batch; None if it is not compared.
 
-        The file is looked at again: its crc32 may be mapped, and a file that was cut short meanwhile has none.
+        Raises `IncompleteError` if the file has become shorter: its crc32 may be mapped.
         """
-        number, _, within, plain = place
-        file = None if plain is None else plain.file
-        if batch is None or plain is None or not isinstance(file, LocalFile):
-            return self._read(number)
-        try:
-            is_whole = os.lseek(file.fd, 0, os.SEEK_END) >= file.size
-        except OSError:  # it was closed
-            is_whole = False
-        look_up = plain.look_up
-        if not is_whole or (look_up is not None and crc32_of(batch) != look_up()(within)):
+        plain = place.plain
+        if plain is None or plain.look_up is None or not isinstance(plain.file, LocalFile):
+            return None
+        plain.file.require_whole()
+        return plain.look_up()(place.within)
+
+    def copied_from(self, batch: npt.NDArray[Any] | None, number: int, expected: int | None) -> torch.Tensor:
+        """Return a copy of batch `number`, as it was read and has the expected crc32; None: the read failed."""
+        if batch is None or (expected is not None and crc32_of(batch) != expected):
             return self._read(number)
         return from_numpy()(batch.astype(self._dtype))
 

@@ -83,7 +83,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
                     if self._reading is reading:
                         self._passed = self.epoch if is_whole else None
                         return
-                _end(reading)
+                self._end(reading)
                 if self._closed:
                     return
         except Exception as error:
@@ -120,7 +120,7 @@ class TokenLoader(Resumable, Generic[BatchT]):
             self._raise_met(error)
             raise
         if self._reading is not reading:  # another thread has changed or closed it meanwhile
-            _end(reading)
+            self._end(reading)
             if self._closed:
                 raise self._closed_meanwhile()
             return self._next_of_epoch()
@@ -199,7 +199,15 @@ class TokenLoader(Resumable, Generic[BatchT]):
         reading = self._reading
         self._reading = None
         if reading is not None:
-            _end(reading)
+            self._end(reading)
+
+    @staticmethod  # and no function of the module: when Python ends, the names of modules may be gone
+    def _end(reading: Generator[Any]) -> None:
+        """End a reading, unless another thread executes it: that one ends it when it has its step, or does already."""
+        try:
+            reading.close()
+        except ValueError:
+            return
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over. A position in this epoch is kept."""
@@ -223,14 +231,6 @@ class TokenLoader(Resumable, Generic[BatchT]):
         resumed = self._resumed or self._reading is not None
         counted = {"_num_given": 0, "_bytes_given": 0, "_waited_s": 0.0, "_first_asked_s": None}
         return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None, **counted}
-
-
-def _end(reading: Generator[Any]) -> None:
-    """End a reading, unless another thread executes it: that one ends it when it has its step, or ends it already."""
-    try:  # without contextlib: when Python ends, the names of modules may be gone
-        reading.close()
-    except ValueError:
-        return
 
 
 def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:

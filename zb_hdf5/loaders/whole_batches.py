@@ -158,7 +158,9 @@ class WholeBatches:
             batch = self._copied(views[index]) if self._copies else views[index]
         elif plain is not None:
             batch = self._filled(plain, index)
-        return self._compared(number, batch, expected)
+        if batch is None or (expected is not None and crc32_of(batch) != expected):  # `_compared` is one call more
+            return self._read(number)
+        return from_numpy()(batch.astype(self._dtype, copy=False))
 
     def _compared(self, number: int, batch: npt.NDArray[Any] | None, expected: int | None) -> torch.Tensor:
         """Return a batch if its crc32 is the expected one; else have the reader read it again, or raise the error."""

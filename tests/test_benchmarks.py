@@ -445,5 +445,4 @@ def test_a_later_batch_runs_few_functions(tmp_path):
     prepare = f"from zb_hdf5 import Loader\n{opening}\nsteps = iter(loader)\nnext(steps)"
     command = [sys.executable, "-c", COUNT, prepare, "next(steps)", str(ROOT / "zb_hdf5")]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert 0 < len(found) <= 5, found
-    assert len({name.partition(":")[0] for name in found}) == 2
+    assert 0 < len(found) <= 5, found  # in however many files: each of them is one noun

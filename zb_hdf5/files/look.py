@@ -91,9 +91,7 @@ class Look:
 
     @kept_property
     def _status(self) -> os.stat_result:
-        """The status of a file: of the one that is open."""
-        if self._fd is not None:
-            return os.fstat(self._fd)
+        """The status of a file that is not open: `_opened` has that of one that is."""
         status = os.stat(self.path)
         require_regular(status.st_mode, self.path)
         return status

@@ -78,4 +78,4 @@ class DirectBatches:
         if not self._begun or self._begun[0][0] != number:
             return self._whole.read_by_position(number)
         _, expected = self._begun.popleft()
-        return self._whole.copied_from(self._reads.take(), number, expected)
+        return self._whole.compared(number, self._reads.take(), expected, copy=True)

@@ -158,15 +158,27 @@ class WholeBatches:
             batch = self._copied(views[index]) if self._copies else views[index]
         elif plain is not None:
             batch = self._filled(plain, index)
-        if batch is None or (expected is not None and crc32_of(batch) != expected):  # `_compared` is one call more
+        if batch is None or (expected is not None and crc32_of(batch) != expected):  # `compared` is one call more
             return self._read(number)
         return from_numpy()(batch.astype(self._dtype, copy=False))
 
-    def _compared(self, number: int, batch: npt.NDArray[Any] | None, expected: int | None) -> torch.Tensor:
-        """Return a batch if its crc32 is the expected one; else have the reader read it again, or raise the error."""
+    def compared(
+        self, number: int, batch: npt.NDArray[Any] | None, expected: int | None, *, copy: bool = False
+    ) -> torch.Tensor:
+        """Return batch `number` as it was read, if its crc32 is the expected one; else have the reader read it again.
+
+        Parameters
+        ----------
+        batch
+            The batch in the dtype that is stored; None: the read failed.
+        expected
+            Its crc32; None: it is not compared.
+        copy
+            Also a batch that needs no widening is copied: others fill its memory.
+        """
         if batch is None or (expected is not None and crc32_of(batch) != expected):
-            return self._read(number)
-        return from_numpy()(batch.astype(self._dtype, copy=False))
+            return self._read(number)  # which raises the error
+        return from_numpy()(batch.astype(self._dtype, copy=copy))
 
     @property
     def outruns_memory(self) -> bool:
@@ -193,7 +205,7 @@ class WholeBatches:
         batch = None if plain is None else self._filled(plain, place.within)
         # after the read: its crc32 may be mapped, and a file that was cut short gives no batch
         look_up = None if batch is None or plain is None else plain.look_up
-        return self._compared(number, batch, None if look_up is None else look_up()(place.within))
+        return self.compared(number, batch, None if look_up is None else look_up()(place.within))
 
     def crc32_at(self, place: BatchPlace) -> int | None:
         """Return the stored crc32 of a batch; None if it is not compared.
@@ -205,12 +217,6 @@ class WholeBatches:
             return None
         plain.file.require_whole()
         return plain.look_up()(place.within)
-
-    def copied_from(self, batch: npt.NDArray[Any] | None, number: int, expected: int | None) -> torch.Tensor:
-        """Return a copy of batch `number`, as it was read and has the expected crc32; None: the read failed."""
-        if batch is None or (expected is not None and crc32_of(batch) != expected):
-            return self._read(number)
-        return from_numpy()(batch.astype(self._dtype))
 
     def _meet(self, file: int, number: int) -> Met:
         """Open the file of a batch that is about to be read, and ask for its size."""

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from zb_hdf5 import ArgumentError, IncompleteError, open_reader
+from zb_hdf5 import ArgumentError, IncompleteError
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
 from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
 from zb_hdf5.store.holders import opening_at
+from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
 
 #: The options that a store names in `source`, where its conversion had them.
@@ -73,9 +74,10 @@ def likeness_of(path: Path) -> Likeness:
     FormatError
         If it is not a store.
     """
-    if opening_at(path).layout == STREAM_LAYOUT:
+    opening = opening_at(path)
+    if opening.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: like: expected a store of batches, found a token stream")
-    with open_reader(path) as reader:
+    with open_found(opening) as reader:
         if not reader.complete:
             raise IncompleteError(f"{path}: like: its writer has not finished")
         meta = reader.meta

@@ -7,7 +7,7 @@ import os
 import resource
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -23,8 +23,8 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import h5py, require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
-from zb_hdf5.store.holders import opening_at
-from zb_hdf5.store.opening import open_reader
+from zb_hdf5.store.holders import Shape, opening_at
+from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
@@ -64,8 +64,9 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        size = 1 if opening_at(path, read_as=read_as, split=split).layout == STREAM_LAYOUT else None
-        reader = open_reader(path, batch_size=size, seq_len=size, read_as=read_as, split=split)
+        opening = opening_at(path, read_as=read_as, split=split)
+        shape = Shape(1, 1) if opening.layout == STREAM_LAYOUT else Shape()
+        reader = open_found(replace(opening, shape=shape))
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:

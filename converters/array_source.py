@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import (
     BatchSource,
     SourceShard,
@@ -24,7 +25,6 @@ from zb_hdf5.converters.batch_source import (
 from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
 from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
-from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.documents.document_table import DocumentPart
@@ -218,6 +219,13 @@ class BatchSource(ABC):
     def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
         """Return the one file that holds exactly these batches, and their digest; None where there is none."""
         return None, None
+
+    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
+        """Return the crc32 of each of these batches, as the one file that holds exactly them has it; None: it has none.
+
+        A file in a bucket is not asked.
+        """
+        return None
 
     def check_reads(self) -> None:
         """From now on compare each batch with its own digest: none of `file_of` covers the batches that are read."""

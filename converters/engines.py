@@ -58,7 +58,7 @@ class ProgressCalls:
         """Do nothing: an earlier run has written them."""
 
 
-class Task(Protocol):
+class EngineTask(Protocol):
     """The work of one process."""
 
     @property
@@ -115,7 +115,7 @@ class Engine:
     workers_per_node: int = 1  # how many of them share the memory of one node, at most
 
     def run(
-        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[Task], progress: OnProgress
+        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[EngineTask], progress: OnProgress
     ) -> Generator[tuple[int, _Result]]:
         """Yield (number of the task, its result) as they finish; an exception or closing early ends the tasks."""
         for number, task in enumerate(tasks):
@@ -152,10 +152,10 @@ class Pooled(Engine):
         self.workers_per_node = workers
 
     def run(
-        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[Task], progress: OnProgress
+        self, function: Callable[[Any, OnProgress], _Result], tasks: Iterable[EngineTask], progress: OnProgress
     ) -> Generator[tuple[int, _Result]]:
         waiting = enumerate(tasks)
-        running: dict[Future[_Result], tuple[int, Task]] = {}
+        running: dict[Future[_Result], tuple[int, EngineTask]] = {}
         seen: dict[int, int] = {}
         with kept_signals():
             try:

@@ -12,12 +12,12 @@ from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
 from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Field
 from zb_hdf5.formats.flat import FlatTokens
 from zb_hdf5.spec import NOT_KNOWN
-from zb_hdf5.store.holders import opening_at
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.trainer_formats import flat_format
 
@@ -40,17 +40,19 @@ class FlatFiles(NamedTuple):
     fields: tuple[Field, ...]
 
 
-def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions) -> FlatFiles | None:
+def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions, looks: SourcePaths) -> FlatFiles | None:
     """Return the files of a flat format at some paths; None if the first path holds none.
 
     Parameters
     ----------
+    looks
+        All that was found at the paths.
     backend
         The format that is asked for, or "auto".
     options
         The ids of files without a header.
     """
-    openings = [opening_at(path, backend=backend, split=None, read_as=options.read_as) for path in paths]
+    openings = [looks.at(path, backend=backend, read_as=options.read_as) for path in paths]
     name = openings[0].backend
     flat = flat_format(name, options.read_as)
     if flat is None:
@@ -72,7 +74,7 @@ def _header(found: Mapping[Path, FlatTokens], path: Path) -> Header:
 def open_flat(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files without documents as records, as a conversion asks."""
     options = settings.of(FlatOptions)
-    found = flat_files_at(paths, options.source_format, options)
+    found = flat_files_at(paths, options.source_format, options, settings.looks)
     if found is None:
         raise ArgumentError(f"{paths[0]}: expected token files of another trainer, found others")
     build = partial(_suspected, found.kind, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,8 +114,10 @@ class ForeignSource(ArraySource):
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     read_as = settings.of(DatasetOptions).read_as
-    warn_of_mask(read_as)
-    columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as)
+    known = settings.looks.columns(read_as)
+    if not known:  # else it was told when they were found
+        warn_of_mask(read_as)
+    columns = _look_at_all(ids_at(files_at(paths, *hdf5_suffixes()), paths), read_as, known)
     if settings.target.is_stream:
         _require_documents(paths[0], settings.target.format, columns[0])
     tokens_only = settings.of(LossOptions).tokens_only
@@ -166,10 +168,16 @@ def require_no_unfit(path: Path, meta: StoreMeta) -> None:
         )
 
 
-def _look_at_all(files: Sequence[Path], read_as: ReadAs) -> list[Column]:
-    """Return the dataset of each file: all have the name of the first one."""
+def _look_at_all(files: Sequence[Path], read_as: ReadAs, known: Mapping[Path, Column]) -> list[Column]:
+    """Return the dataset of each file: all have the name of the first one.
+
+    Parameters
+    ----------
+    known
+        The datasets that were found already.
+    """
     columns: list[Column] = []
     for file in files:
-        columns.append(look_at_foreign(file, read_as))
+        columns.append(known.get(file) or look_at_foreign(file, read_as))
         read_as = replace(read_as, dataset=columns[0].name)
     return columns

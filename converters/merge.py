@@ -9,26 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5 import ConvertError, FormatError, ShardIndex
+from zb_hdf5.converters.batch_plan import PLAN_VERSION
+from zb_hdf5.converters.batch_target import BatchFiles
 from zb_hdf5.converters.conversion import STREAM, ShardRange
-from zb_hdf5.converters.document_target import names_of_files, written_files
-from zb_hdf5.converters.journal import (
-    Finished,
-    journal_paths,
-    meta_from_json,
-    read_journal,
-    read_journals,
-    require_same,
-)
-from zb_hdf5.converters.shard_plan import PLAN_VERSION, SHARDS, files_of_shard
-from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, WRITTEN_META, index_of_streams
-from zb_hdf5.documents.document_table import DocumentPart, check_documents
+from zb_hdf5.converters.journal import Finished, Record, journal_paths, read_journal, read_journals, require_same
+from zb_hdf5.converters.plan import TargetFiles
+from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, StreamFiles
+from zb_hdf5.converters.trainer_target import TrainerFiles
+from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.files.replaced_files import owner_of
-from zb_hdf5.formats.registry import FORMATS, open_chunks
-from zb_hdf5.spec import DOCUMENTS_PREFIX, INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
+from zb_hdf5.formats.registry import open_chunks
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 from zb_hdf5.store.agreement import require_agreement
-from zb_hdf5.trainers.trainer_formats import document_writer
 
 
 def merge_parts(
@@ -60,84 +53,54 @@ def merge_parts(
     if not journal_paths(waiting):
         raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
     begun = read_journal(next(iter(journal_paths(waiting).values())))
-    if begun.unit == TOKEN_FILES:
-        if FACTS_KEPT not in begun.plan:
-            raise ConvertError(f"{waiting}: expected parts, found a conversion without any", remedy=Remedy.RESUME_WHOLE)
-        if begun.plan["target"] == STREAM:
-            return _merge_streams(destination, force, progress)
-        return _merge_files(destination, begun.plan, force=force)
-    with PartialDirectory(destination, overwrite=force) as folder:
+    target = _target_of(waiting, begun)
+    with PartialDirectory(destination, overwrite=force, names=target.names) as folder:
         folder.keep()
-        plan, finished = _collect(waiting, SHARDS)
-        indexed = FORMATS[plan["target"]].holds_batches
-        index = ShardIndex(
-            meta_from_json(plan[WRITTEN_META]),
-            tuple(done.entry for _, done in sorted(finished.items())),
-            plan["shuffle"],
-            plan["source"],
-            documents=tuple(DocumentPart(*part) for part in plan["documents"]) if indexed else (),
-        ).with_max_token(done.max_token for done in finished.values())
-        if indexed:
-            _require_agreement(waiting, index, progress)
-        _remove_earlier(waiting, index)
-        if indexed:
-            index.save(waiting)
-    return index
-
-
-def _merge_streams(destination: Path, force: bool, progress: Callable[[int, int], None]) -> ShardIndex:
-    """Publish a store of streams, whose documents have different ids in all parts together."""
-    waiting = partial_path(destination)
-    with PartialDirectory(destination, overwrite=force) as folder:
-        folder.keep()
-        plan, found = _collect(waiting, TOKEN_FILES)
-        finished = [done for _, done in sorted(found.items())]
-        _require_documents(waiting, finished, [])
-        index = index_of_streams(waiting, plan, finished)
-        _require_agreement(waiting, index, progress)
-        _remove_earlier(waiting, index)
-        index.save(waiting)
-    return index
-
-
-def _merge_files(destination: Path, begun: dict[str, Any], *, force: bool) -> ShardIndex:
-    """Publish a folder of files of another trainer. Their sizes are compared, and no byte of them is read."""
-    waiting = partial_path(destination)
-    writer = document_writer(begun["target"])
-    written = meta_from_json(begun[WRITTEN_META])
-    with PartialDirectory(destination, overwrite=force, names=names_of_files(writer, written)) as folder:
-        folder.keep()
-        plan, found = _collect(waiting, TOKEN_FILES)
-        if plan != begun:
+        plan, finished = _collect(waiting, target.unit)
+        if plan != begun.plan:
             raise ConvertError(f"{waiting}: another conversion has begun there meanwhile: merge again")
-        finished = [done for _, done in sorted(found.items())]
-        files = written_files(waiting, finished)
-        named = [path for file in files for path in writer.files(file.path, written)]
-        for file in files:
-            if file.path.stat().st_size != file.num_bytes:
-                raise FormatError(
-                    f"{file.path}: expected {file.num_bytes:,} bytes, as it was written, found "
-                    f"{file.path.stat().st_size:,}; write its part again"
-                )
-        _require_documents(waiting, finished, named)
-        _remove_others(waiting, {path.name for path in named})
-        writer.complete_folder(waiting, files, written, plan[FACTS_KEPT])
-    return ShardIndex(written, tuple(done.entry for done in finished)).with_max_token(
-        done.max_token for done in finished
-    )
+        if target.unit == TOKEN_FILES and not any(done.counts.documents for done in finished):
+            raise ConvertError(f"{waiting}: no documents in the files of all parts")
+        index = target.index(waiting, plan, finished)
+        if target.is_store:
+            _require_agreement(waiting, index, progress)
+        elif isinstance(target, TrainerFiles):
+            _require_sizes(waiting, target, finished)
+        _remove_others(waiting, target, index)
+        target.complete(waiting, index)
+    return index
 
 
-def _require_documents(folder: Path, finished: list[Finished], named: list[Path]) -> None:
-    """Raise `ConvertError` if there are no documents in all files together, or a file of them is missing."""
-    if not any(done.counts.documents for done in finished):
-        raise ConvertError(f"{folder}: no documents in the files of all parts")
-    for path in named:
-        if not path.exists():
-            raise ConvertError(f"{path}: is missing; write its part again", remedy=Remedy.RESUME_WHOLE)
+def _target_of(folder: Path, begun: Record) -> TargetFiles:
+    """Return how the files of a journal are written."""
+    plan = begun.plan
+    if begun.unit != TOKEN_FILES:
+        if plan.get("version") != PLAN_VERSION:
+            raise ConvertError(f"{folder}: was begun by another version", remedy=Remedy.RESTART)
+        return BatchFiles(plan["target"])
+    if FACTS_KEPT not in plan:
+        raise ConvertError(f"{folder}: expected parts, found a conversion without any", remedy=Remedy.RESUME_WHOLE)
+    return StreamFiles() if plan["target"] == STREAM else TrainerFiles.of_journal(plan)
 
 
-def _remove_others(folder: Path, named: set[str]) -> None:
+def _require_sizes(folder: Path, target: TrainerFiles, finished: list[Finished]) -> None:
+    """Raise an error if a file has another size than was written, or one of those that belong to it is missing."""
+    for entry in (done.entry for done in finished):
+        path = folder / entry.path
+        size = path.stat().st_size
+        if size != entry.num_bytes:
+            raise FormatError(
+                f"{path}: expected {entry.num_bytes:,} bytes, as it was written, found {size:,}; write its part again"
+            )
+        for each in target.files(path):
+            if not each.exists():
+                raise ConvertError(f"{each}: is missing; write its part again", remedy=Remedy.RESUME_WHOLE)
+
+
+def _remove_others(folder: Path, target: TargetFiles, index: ShardIndex) -> None:
     """Remove files of an earlier plan."""
+    named = {path.name for entry in index.shards for path in target.files(folder / entry.path)}
+    named |= {part.path for part in index.documents}
     for name in os.listdir(folder):
         if name not in named and not name.startswith(JOURNAL_PREFIX):
             remove(folder / name)
@@ -155,17 +118,8 @@ def _require_agreement(folder: Path, index: ShardIndex, progress: Callable[[int,
         progress(1, total)
 
 
-def _remove_earlier(folder: Path, index: ShardIndex) -> None:
-    """Remove the shards and the tables of documents of an earlier plan."""
-    named = {path.name for entry in index.shards for path in files_of_shard(Path(entry.path))}
-    named |= {part.path for part in index.documents}
-    for name in os.listdir(folder):
-        if owner_of(name).startswith((SHARD_PREFIX, DOCUMENTS_PREFIX)) and name not in named:
-            remove(folder / name)
-
-
-def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], dict[int, Finished]]:
-    """Return the plan that all journals agree on, and every shard.
+def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], list[Finished]]:
+    """Return the plan that all journals agree on, and every shard, in order.
 
     Parameters
     ----------
@@ -176,8 +130,6 @@ def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], dict[int, Finishe
     first = next(iter(records.values()), None)
     if first is None:
         raise ConvertError(f"{folder}: another process has merged it")
-    if unit == SHARDS and first.plan.get("version") != PLAN_VERSION:
-        raise ConvertError(f"{folder}: was begun by another version", remedy=Remedy.RESTART)
     finished: dict[int, Finished] = {}
     for path, record in records.items():
         require_same(record.plan, first.plan, path)
@@ -186,7 +138,7 @@ def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], dict[int, Finishe
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]
     if missing:
         raise _missing_shards(missing, folder, num_shards)
-    return first.plan, finished
+    return first.plan, [done for _, done in sorted(finished.items())]
 
 
 def _missing_shards(missing: list[int], folder: Path, num_shards: int) -> ConvertError:

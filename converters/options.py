@@ -19,6 +19,7 @@ from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.engines import Engine
+    from zb_hdf5.converters.source_paths import SourcePaths
 
 #: Memory of all processes of a node together, unless another size is given.
 DEFAULT_MEMORY_BYTES: Final = 2 << 30
@@ -377,6 +378,8 @@ class Settings:
         Runs the tasks instead of the engine that `work` names; None: that one.
     like
         The store that the result is to fit, and the dtype that its source has to give; None: any.
+    looks
+        All that was found at the paths.
     """
 
     paths: list[Path]
@@ -385,6 +388,7 @@ class Settings:
     work: WorkOptions
     engine: Engine | None
     like: tuple[Path, str] | None
+    looks: SourcePaths
 
     def of(self, kind: type[_Options]) -> _Options:
         """Return the options of a class; its defaults, where the kind of the source does not have it."""

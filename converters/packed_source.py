@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
+from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import (
     BatchSource,
     SourceShard,
@@ -26,7 +27,7 @@ from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.converters.flat_source import without_documents
 from zb_hdf5.converters.options import BoundOptions, RowOptions, Settings, StreamOptions, Target
 from zb_hdf5.converters.packed_rows import PackedRows
-from zb_hdf5.converters.shard_plan import number_of_shards
+from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import files_beside
 from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
@@ -36,8 +37,7 @@ from zb_hdf5.files.publishing import scratch_directory
 from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
-from zb_hdf5.store.holders import opening_at
-from zb_hdf5.store.opening import open_stream
+from zb_hdf5.store.holders import Opening, opening_at
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.trainer_formats import flat_format
@@ -65,6 +65,8 @@ class PackedSource(BatchSource):
     stream
         How the stream is read: the stored dtype ("keep": that of the stream), the size of the vocabulary, and the ids
         of files without a header.
+    opening
+        The path as it was found; None: look at it now.
     description
         The source of a stream that was written for the conversion; None: the stream is the source.
     paths
@@ -86,13 +88,15 @@ class PackedSource(BatchSource):
         target: Target,
         stream: StreamOptions = READ_AS_STORED,
         *,
+        opening: Opening | None = None,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
         require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
-        found = [None] if stream.is_one else opening_at(path, split=None, read_as=stream.read_as).splits_there()
-        stores = {split or DEFAULT_SPLIT: open_stream(path, split=split, read_as=stream.read_as) for split in found}
+        opening = opening or opening_at(path, split=None, read_as=stream.read_as)
+        found = [None] if stream.is_one else opening.splits_there()
+        stores = {split or DEFAULT_SPLIT: stream_of(opening, split) for split in found}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise _no_documents(path, store, stream.read_as)
@@ -236,11 +240,20 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     stream = settings.of(StreamOptions)
-    if opening_at(path, split=None, read_as=stream.read_as).layout != STREAM_LAYOUT:
+    opening = settings.looks.at(path, read_as=stream.read_as)
+    if opening.layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         options = settings.of(RowOptions)
-        yield PackedSource(path, folder, options, settings.target, stream, require_memory=partial(_require, settings))
+        yield PackedSource(
+            path,
+            folder,
+            options,
+            settings.target,
+            stream,
+            opening=opening,
+            require_memory=partial(_require, settings),
+        )
 
 
 def _require(settings: Settings, source: PackedSource) -> None:

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
+from zb_hdf5.converters.batch_plan import plan_of_batches
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
-from zb_hdf5.converters.batch_target import dry_run, shard_plan_of, write_batches
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_memory import DocumentMemory
-from zb_hdf5.converters.document_target import dry_run_of_files, write_trainer_files
+from zb_hdf5.converters.document_plan import plan_of_documents
+from zb_hdf5.converters.dry_run import dry_run
 from zb_hdf5.converters.engines import (
     Engine,
     ProgressCalls,
@@ -25,13 +26,12 @@ from zb_hdf5.converters.engines import (
 )
 from zb_hdf5.converters.options import BoundOptions, LossOptions, Settings, ShuffleOptions, Target, TextOptions
 from zb_hdf5.converters.packed_source import PackedSource
+from zb_hdf5.converters.plan import Plan, Source
 from zb_hdf5.converters.record_source import RecordSource, documents_told
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
-from zb_hdf5.converters.shard_plan import ShardPlan
 from zb_hdf5.converters.shuffle import scatter_path
-from zb_hdf5.converters.stream_source import StreamSource
-from zb_hdf5.converters.stream_target import TokensPlan, dry_run_of_documents, tokens_plan, write_documents
+from zb_hdf5.converters.writing import write
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
@@ -46,14 +46,12 @@ SMALL_BYTES: Final = 256 << 20
 WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
-    "zb_hdf5.converters.shard_plan",
+    "zb_hdf5.converters.batch_target",
     "zb_hdf5.converters.foreign_source",
     "zb_hdf5.converters.npy_source",
     "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",
 )
-#: A source, and the plan of its conversion.
-Plan: TypeAlias = ShardPlan | TokensPlan
 _Result = TypeVar("_Result")
 
 
@@ -64,27 +62,12 @@ def run(conversion: Conversion, shown: Progress | None = None) -> Report | None:
 
 def plan(conversion: Conversion) -> DryRun | FilesDryRun | None:
     """Return the shards that a conversion to batches would write, and the space that they need."""
-    return _with_plan(conversion, ProgressCalls(), _describe)
+    return _with_plan(conversion, ProgressCalls(), dry_run)
 
 
 def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
     left_out = left_out_of(settings, plan.source.paths)  # before the result may lie beside its sources
-    return replace(_written(plan, settings, workers), left_out=left_out)
-
-
-def _written(plan: Plan, settings: Settings, workers: Workers) -> Report:
-    if isinstance(plan, TokensPlan):
-        is_of_trainer = settings.target.format in document_targets()
-        return (write_trainer_files if is_of_trainer else write_documents)(plan, settings, workers)
-    return write_batches(plan, settings, workers)
-
-
-def _describe(plan: Plan, settings: Settings, workers: Workers) -> DryRun | FilesDryRun:
-    if isinstance(plan, TokensPlan) and settings.target.format in document_targets():
-        return dry_run_of_files(plan, settings, workers)
-    if isinstance(plan, TokensPlan):
-        return dry_run_of_documents(plan, settings, workers)
-    return dry_run(plan, settings, workers)
+    return replace(write(plan, settings, workers), left_out=left_out)
 
 
 def _with_plan(
@@ -117,7 +100,7 @@ def _with_plan(
 def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     """Enter a source that keeps files while it is used, and plan its conversion."""
     opened = stack.enter_context(found) if hasattr(found, "__enter__") else found
-    source: BatchSource | DocumentSource = opened
+    source: Source = opened
     if not isinstance(opened, BatchSource | DocumentSource):
         source = CompletedSource(opened)
     target = settings.target
@@ -135,7 +118,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     left_out = left_out_of(settings, source.paths)
     if left_out:
         note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
-    return shard_plan_of(source, settings) if isinstance(source, BatchSource) else tokens_plan(source, settings)
+    return plan_of_batches(source, settings) if isinstance(source, BatchSource) else plan_of_documents(source, settings)
 
 
 def _gives_documents(source: BatchSource, target: Target) -> bool:
@@ -143,7 +126,7 @@ def _gives_documents(source: BatchSource, target: Target) -> bool:
     return target.format in document_targets() or bool(documents_told(source))
 
 
-def _noted(source: BatchSource | DocumentSource, target: Target) -> BatchSource | DocumentSource:
+def _noted(source: Source, target: Target) -> Source:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
     row = FORMATS.get(target.format)
     if row is not None and row.tokens_only and (not row.holds_batches or target.is_one_file):
@@ -158,16 +141,17 @@ def _noted(source: BatchSource | DocumentSource, target: Target) -> BatchSource 
 def _workers_of(plan: Plan, settings: Settings) -> int:
     """Return the number of local processes that was asked for, or that a conversion is worth."""
     asked = settings.work.workers
-    if isinstance(plan, TokensPlan):
-        is_small = 0 < (plan.source.num_tokens or 0) * plan.source.dtype.itemsize < SMALL_BYTES
+    source: Source = plan.source
+    if not isinstance(source, BatchSource):
+        is_small = 0 < (source.num_tokens or 0) * source.dtype.itemsize < SMALL_BYTES
         wanted = 1 if is_small else default_workers()
-        num_tasks = 1 if settings.target.is_one_file else max(len(plan.source.groups), len(plan.routes))
+        num_tasks = 1 if settings.target.is_one_file else max(len(source.groups), len(plan.tasks))
         most = max(1, min(asked or wanted, num_tasks))
-    elif asked is not None or plan.source.num_batches * plan.source.meta.batch_bytes < SMALL_BYTES:
+    elif asked is not None or source.num_batches * source.meta.batch_bytes < SMALL_BYTES:
         most = asked or 1
     else:
         # records that are shuffled may be scattered first, by more processes than there are shards
-        tasks = default_workers() if plan.source.reorders else len(plan.cuts)
+        tasks = default_workers() if source.reorders else len(plan.tasks)
         most = max(1, min(default_workers(), tasks, settings.of(ShuffleOptions).memory // WORKER_BYTES))
     bound = settings.of(BoundOptions).memory
     if bound is None or asked is not None:
@@ -177,6 +161,5 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
 
 def _memory_of(plan: Plan, settings: Settings) -> DocumentMemory:
     """Return the memory in which the documents of a conversion that may be bounded are read and packed."""
-    if isinstance(plan, TokensPlan):
-        return DocumentMemory.of_source(cast("StreamSource", plan.source), settings)
-    return cast("PackedSource", plan.source).memory
+    source = plan.source
+    return source.memory if isinstance(source, PackedSource) else DocumentMemory.of_source(source, settings)

@@ -29,6 +29,7 @@ from zb_hdf5.converters.options import (
     resolved_as,
 )
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
+from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
@@ -87,7 +88,7 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     is_of_documents = not missing_members(source)
     known = defaults_of_all((RowOptions, *ALWAYS) if is_of_documents else ALWAYS)
     conversion, like = _likened(conversion, {*known}, {})
-    settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents)
+    settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents, SourcePaths())
     if is_of_documents:
         refuse_parts_of_rows(conversion, None)
     return settings, lambda: source
@@ -97,14 +98,15 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     """Return the settings of a conversion of files, and a function that opens them."""
     for path in paths:
         require_present(path)
-    name, kind = kind_of(paths[0], conversion)
+    looks = SourcePaths()
+    name, kind = kind_of(paths[0], conversion, looks)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)
     conversion, like = _likened(conversion, {*kind.options_of(conversion.target)}, kind.choices)
     conversion = replace(conversion, source_format=name)
     is_local = bool(kind.rows) or conversion.target in document_targets()
-    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local)
+    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local, looks)
     if kind.is_staged:
         refuse_parts_of_rows(conversion, kind)
     return settings, lambda: kind.open(paths, settings)
@@ -134,6 +136,7 @@ def _settings(
     classes: tuple[type, ...],
     like: tuple[Path, str] | None,
     is_of_documents: bool,
+    looks: SourcePaths,
 ) -> Settings:
     work = resolved_as(WorkOptions, conversion)
     return Settings(
@@ -143,6 +146,7 @@ def _settings(
         work=replace(work, shard_range=ShardRange(*work.shard_range)),
         engine=conversion.engine,
         like=like,
+        looks=looks,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.options import (
@@ -36,10 +36,11 @@ from zb_hdf5.converters.options import (
     TextOptions,
     defaults_of_all,
 )
-from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.errors import ArgumentError, FormatError, ZbError
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.registry import FORMATS, FileFormat
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import noted
 from zb_hdf5.trainers.trainer_formats import (
@@ -55,6 +56,10 @@ from zb_hdf5.trainers.trainer_formats import (
     row_named,
     source_name_of,
 )
+
+if TYPE_CHECKING:  # numpy, which the help of the commands does not need
+    from zb_hdf5.converters.source_paths import SourcePaths
+    from zb_hdf5.store.holders import Opening
 
 #: The options by which records become batches.
 _OF_BATCHES: Final = ("batch_size", "remainder", "pad_id", "shuffle", "memory", "shuffle_method")
@@ -358,16 +363,22 @@ def _flat(row: TrainerFormat) -> SourceKind:
     return replace(SOURCES[STREAM] if row.holds_documents else FLAT, noun=row.noun)
 
 
-def kind_of(path: Path, conversion: Conversion) -> tuple[str, SourceKind]:
-    """Return the kind of a source: by its name, its suffix, or the content of its files."""
+def kind_of(path: Path, conversion: Conversion, looks: SourcePaths) -> tuple[str, SourceKind]:
+    """Return the kind of a source: by its name, its suffix, or the content of its files.
+
+    Parameters
+    ----------
+    looks
+        Keeps what is found at the path.
+    """
     with Look(path) as look:
-        return _kind_at(look, conversion)
+        return _kind_at(look, conversion, looks)
 
 
-def _kind_at(look: Look, conversion: Conversion) -> tuple[str, SourceKind]:
+def _kind_at(look: Look, conversion: Conversion, looks: SourcePaths) -> tuple[str, SourceKind]:
     name = conversion.source_format
     if name == "auto":
-        name = _found(look, conversion)
+        name = _found(look, conversion, looks)
     elif (row := row_named(name)) is not None and row.read_by:
         name = row.read_by
     if _lacks_documents(name, conversion):
@@ -376,9 +387,28 @@ def _kind_at(look: Look, conversion: Conversion) -> tuple[str, SourceKind]:
         return name, SOURCES[name]
     if name not in ("auto", _HDF5):
         return name, kind_named(name, conversion)
+    return (_HDF5, FOREIGN) if _is_of_others(look, conversion, looks) else (name, _store(FORMATS[_HDF5]))
+
+
+def _is_of_others(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
+    """Return whether a path has HDF5 files of another program."""
     from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
 
-    return (_HDF5, FOREIGN) if is_of_others(look) else (name, _store(FORMATS[_HDF5]))
+    try:
+        return looks.at(look.path, read_as=_read_as(conversion)).foreign_dataset is not None
+    except ZbError:  # whoever opens it says so
+        return is_of_others(look)
+
+
+def _read_as(conversion: Conversion) -> ReadAs:
+    """Return how a conversion asks for files to be read; `ArgumentError` if its options contradict each other."""
+    return ReadAs(
+        dataset=conversion.dataset,
+        axes=conversion.axes,
+        channel=conversion.channel,
+        field_channels=conversion.field_channels or {},
+        unwritten=conversion.unwritten,
+    )
 
 
 def _lacks_documents(name: str, conversion: Conversion) -> bool:
@@ -389,7 +419,6 @@ def _lacks_documents(name: str, conversion: Conversion) -> bool:
     if conversion.is_stream or conversion.boundary_token_id is not None or conversion.packing is not None:
         return False
     from zb_hdf5.files.paths import any_path
-    from zb_hdf5.read_as import ReadAs
 
     flat = flat_format(name, ReadAs(source_dtype=conversion.source_dtype, skip_bytes=conversion.skip_bytes or 0))
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
@@ -440,13 +469,13 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
     return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None or has_more)
 
 
-def _found(look: Look, conversion: Conversion) -> str:
+def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
     """Return the name of the kind of a source that no option names."""
-    from zb_hdf5.spec import STREAM_LAYOUT
     from zb_hdf5.store.headerless import headerless_name
-    from zb_hdf5.store.holders import opening_at
 
     path = look.path
+    if conversion.source_dtype is None and _is_of_ours(look, conversion, looks):
+        return _name_of_opening(looks.at(path, read_as=_read_as(conversion)))
     name = _name_of_trainer(look, conversion)
     takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
@@ -458,17 +487,31 @@ def _found(look: Look, conversion: Conversion) -> str:
             return known
     if name:
         return name
-    from zb_hdf5.converters.foreign_source import is_of_others
-
-    if conversion.dataset is not None or is_of_others(look):
+    if conversion.dataset is not None or _is_of_others(look, conversion, looks):
         return "auto"
     try:
-        opening = opening_at(path, split=None)
+        return _name_of_opening(looks.at(path))
     except FormatError:
         name = "" if is_store(look) else _read_by_conversions(look, conversion)
         if not name:
             raise
         return name
+
+
+def _is_of_ours(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
+    """Return whether a path is a store or a file of ours, which no other format is asked about."""
+    if not is_store(look):
+        return False
+    try:
+        return looks.at(look.path, read_as=_read_as(conversion)).foreign_dataset is None
+    except ZbError:  # whoever opens it says so
+        return False
+
+
+def _name_of_opening(opening: Opening) -> str:
+    """Return the name of the kind of a source that is read in place: "auto" for batches."""
+    from zb_hdf5.spec import STREAM_LAYOUT
+
     if flat_format(opening.backend) is not None:
         return opening.backend
     return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"

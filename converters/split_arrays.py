@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.converters.array_source import ArraySource
+from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts
 from zb_hdf5.converters.options import Settings, SplitNames, Target
-from zb_hdf5.converters.shard_plan import number_of_shards
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.named_splits import named_splits, train_first

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
@@ -21,11 +22,12 @@ from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
-from zb_hdf5.store.holders import opening_at
+from zb_hdf5.store.holders import ANY_SHAPE, Opening, Shape, opening_at
+from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
@@ -61,6 +63,8 @@ class StoreSource(BatchSource):
         The dtype of the batches; "keep": the stored one.
     windows
         Batch size and sequence length, of a stream without documents.
+    opening
+        The path as it was found; None: look at it now.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class StoreSource(BatchSource):
         read_as: ReadAs = AS_STORED,
         dtype: str = "keep",
         windows: tuple[int, int] | None = None,
+        opening: Opening | None = None,
     ) -> None:
         path = any_path(path)
         self.paths = [path]
         self._path = path
         self._backend = backend
-        reader = _opened(path, backend, read_as, windows)
+        self._opening = opening or opening_at(path, backend=backend, split=None, read_as=read_as)
+        reader = _opened(self._opening, windows)
         self._reader = reader
         stream = reader if isinstance(reader, WindowReader) else None
         stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
@@ -232,6 +238,15 @@ class StoreSource(BatchSource):
     def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
         return self._files.get((start, stop), (None, None)) if self._is_same else (None, None)
 
+    def crc32_of(self, start: int, stop: int) -> npt.NDArray[np.uint32] | None:
+        path, _ = self.file_of(start, stop)
+        if path is None or isinstance(path, RemotePath):
+            return None
+        if path == self._reader.path:
+            return self._reader.digests.crc32()
+        with open_reader(path, verify="none") as original:
+            return original.digests.crc32()
+
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
         if self._reader.layout == STREAM_LAYOUT:
@@ -240,13 +255,13 @@ class StoreSource(BatchSource):
                 require_digests(self._path, read_as=ReadAs(self._dataset))
         elif self._reader.sha256 is not None:
             self._reader.close()
-            self._reader = open_reader(self._path, backend=self._backend, verify="batch")
+            self._reader = open_found(replace(self._opening, verify="batch"))
 
 
-def _opened(path: Path, backend: str, read_as: ReadAs, windows: tuple[int, int] | None) -> BatchReader:
+def _opened(opening: Opening, windows: tuple[int, int] | None) -> BatchReader:
     """Open a source; raise an error for a stream of documents, and for one that is not finished or has no batch."""
-    batch_size, seq_len = windows or (None, None)
-    reader = open_reader(path, backend=backend, batch_size=batch_size, seq_len=seq_len, read_as=read_as)
+    path = opening.path
+    reader = open_found(replace(opening, shape=Shape(*windows) if windows else ANY_SHAPE))
     if isinstance(reader, WindowReader) and reader.has_documents:
         raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
     if not reader.complete:
@@ -263,7 +278,8 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     read_as = settings.of(DatasetOptions).read_as
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    if opening_at(path, read_as=read_as).layout == STREAM_LAYOUT:
+    opening = settings.looks.at(path, backend=options.source_format, read_as=read_as)
+    if opening.layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
@@ -273,6 +289,7 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
         read_as=read_as,
         dtype=options.dtype,
         windows=windows,
+        opening=opening,
     )
     if windows is not None:
         dropped = sum(source.counts.dropped.values())

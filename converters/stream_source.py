@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, open_stream
+from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
 from zb_hdf5.converters.foreign_source import require_no_unfit
 from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
-from zb_hdf5.documents.document_table import DocumentTableFile
+from zb_hdf5.converters.source_paths import stream_of
+from zb_hdf5.documents.document_table import DocumentTable, DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
-from zb_hdf5.store.holders import opening_at
-from zb_hdf5.store.token_stream import TokenStream
+from zb_hdf5.store.holders import Opening
+from zb_hdf5.store.window_reader import WindowReader
 from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 
 #: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
@@ -57,7 +58,7 @@ class StreamFile(NamedTuple):
         The first document of each group, and the end of the last one; of pieces their first tokens in the file.
     """
 
-    stream: TokenStream
+    stream: WindowReader
     number: int
     split: str | None
     path: Path
@@ -66,7 +67,7 @@ class StreamFile(NamedTuple):
     @property
     def table(self) -> DocumentTableFile:
         """The facts of its documents."""
-        return self.stream.documents.file(self.number)
+        return documents_of(self.stream).file(self.number)
 
     @property
     def unit(self) -> int:
@@ -92,7 +93,7 @@ class StreamFile(NamedTuple):
     def read_fields(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
         """Return the values of each field for consecutive tokens of the file; None if there are no fields."""
         found = {}
-        for field in self.stream.fields:
+        for field in self.stream.meta.fields:
             values = self.stream.field(field.name).tokens
             size = field.size
             base = values.starts[self.number]
@@ -121,8 +122,8 @@ class StreamSource(DocumentSource):
 
     Parameters
     ----------
-    paths
-        The streams: files, folders and stores.
+    openings
+        The streams by their paths: files, folders and stores.
     options
         The dtype, the size of the vocabulary, and the token at the end of each document.
     in_pieces
@@ -133,7 +134,7 @@ class StreamSource(DocumentSource):
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        openings: Mapping[Path, Opening],
         options: KeptOptions,
         *,
         in_pieces: bool = False,
@@ -142,13 +143,10 @@ class StreamSource(DocumentSource):
         self._in_pieces = in_pieces
         self._read_tokens = read_tokens or READ_TOKENS
         self.has_documents = not in_pieces
-        require_named_once(paths, "documents")
-        looks = {
-            path: opening_at(path, backend=_backend(options), split=None, read_as=options.read_as) for path in paths
-        }
+        paths = list(openings)
         self._streams = {
-            (path, split): _opened(path, split, options)
-            for path, found in looks.items()
+            (path, split): _opened(found, split)
+            for path, found in openings.items()
             for split in ([None] if options.is_one else found.splits_there())
         }
         self._files = [
@@ -158,11 +156,12 @@ class StreamSource(DocumentSource):
         ]
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
-        self.has_shards = all(found.index is not None for found in looks.values())
+        self.has_shards = all(found.index is not None for found in openings.values())
         self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one:
-            is_lone = [looks[path].index is None for (path, _), stream in self._streams.items() for _ in stream.paths]
+            in_store = {path for path, found in openings.items() if found.index is not None}
+            is_lone = [path not in in_store for (path, _), stream in self._streams.items() for _ in stream.paths]
             self.splits = _splits_of(self._files, is_lone, paths)
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
         largest = [stream.max_token for stream in self._streams.values()]
@@ -174,7 +173,7 @@ class StreamSource(DocumentSource):
             for number, file in enumerate(self._files)
             for group, size in enumerate(self._group_bytes(file))
         ]
-        backend = looks[paths[0]].backend
+        backend = openings[paths[0]].backend
         self.description = {
             "format": STREAM if flat_format(backend) is None else backend,
             "files": [str(path) for path in paths],
@@ -310,13 +309,19 @@ def _splits_of(files: Sequence[StreamFile], is_lone: Sequence[bool], paths: Sequ
     return found
 
 
-def _opened(path: Path, split: str | None, options: KeptOptions) -> TokenStream:
+def _opened(opening: Opening, split: str | None) -> WindowReader:
     """Open a stream, which is compared with its digests where it has some."""
-    stream = open_stream(path, split=split, read_as=options.read_as)
-    if stream.compared_tokens() is None:
-        return stream
-    stream.close()
-    return open_stream(path, split=split, verify="batch", read_as=options.read_as)
+    if opening.takes_digests:
+        return stream_of(opening, split)
+    try:
+        return stream_of(opening, split, verify="batch")
+    except UnverifiableError:
+        return stream_of(opening, split)
+
+
+def documents_of(stream: WindowReader) -> DocumentTable:
+    """Return the documents of a stream, which each one has: else its files count as documents."""
+    return cast("DocumentTable", stream.documents)
 
 
 def _backend(options: KeptOptions) -> str:
@@ -324,14 +329,14 @@ def _backend(options: KeptOptions) -> str:
     return options.source_format if flat_format(options.source_format) is not None else "auto"
 
 
-def _cuts(stream: TokenStream, number: int, path: Path, in_pieces: bool) -> list[int]:
+def _cuts(stream: WindowReader, number: int, path: Path, in_pieces: bool) -> list[int]:
     """Return the cuts of a file into groups. See `StreamFile`."""
     start, stop = stream.tokens.starts[number : number + 2]
     num_tokens = stop - start
     targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
     if in_pieces:  # short ones, of which each file of a result has some
         return sorted({0, *range(0, num_tokens, min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)), num_tokens})
-    table = stream.documents.file(number)
+    table = documents_of(stream).file(number)
     if table.edge(table.count) != num_tokens:
         raise FormatError(
             f"{path}: expected documents of {num_tokens:,} tokens, found {table.edge(table.count):,}: "
@@ -406,14 +411,17 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
     is_bounded = settings.of(BoundOptions).memory is not None
-    streams = [open_stream(path, split=None, read_as=options.read_as) for path in paths]
+    require_named_once(paths, "documents")
+    looks = settings.looks
+    openings = {path: looks.at(path, backend=_backend(options), read_as=options.read_as) for path in paths}
+    streams = [stream_of(found, None) for found in openings.values()]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
         if not settings.of(LossOptions).tokens_only:
             require_no_unfit(stream.path, stream.index.meta)
     if unknown and options.boundary_token_id is not None:
-        found = flat_files_at(paths, _backend(options), options)
+        found = flat_files_at(paths, _backend(options), options, looks)
         if found is not None:
             if is_bounded:
                 raise ArgumentError(
@@ -431,4 +439,5 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
             options=["boundary_token_id", "tokens_only"],
         )
     in_pieces = bool(unknown) and not holds_documents
-    return StreamSource(paths, options, in_pieces=in_pieces, read_tokens=BOUNDED_TOKENS if is_bounded else None)
+    read_tokens = BOUNDED_TOKENS if is_bounded else None
+    return StreamSource(openings, options, in_pieces=in_pieces, read_tokens=read_tokens)

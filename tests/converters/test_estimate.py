@@ -83,8 +83,7 @@ def require_near(planned, printed, report, few):
 @pytest.fixture
 def little_room(monkeypatch):
     """Have 4 KiB that are free."""
-    for module in ("batch_target", "stream_target", "document_target"):
-        monkeypatch.setattr(f"zb_hdf5.converters.{module}.free_room", lambda folder: {"bytes": 4096, "inodes": 99})
+    monkeypatch.setattr("zb_hdf5.converters.dry_run.free_room", lambda folder: {"bytes": 4096, "inodes": 99})
 
 
 @pytest.mark.parametrize("target", ["hdf5", "stream", "megatron"])

@@ -26,7 +26,7 @@ from processes import wait_until
 
 import zb_hdf5
 from zb_hdf5.commands.zb_tokenizer import zb_tokenizer as tokenizer_group
-from zb_hdf5.converters import stream_target
+from zb_hdf5.converters import document_plan
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import WHOLE, Conversion
@@ -63,7 +63,7 @@ STREAM = {"target": "stream"}
 @pytest.fixture(autouse=True)
 def many_streams(monkeypatch):
     """Stage these few rows in as many streams as those of a large source."""
-    monkeypatch.setattr(stream_target, "MIN_STAGED", 8)
+    monkeypatch.setattr(document_plan, "MIN_STAGED", 8)
 
 
 def stream_of(texts):

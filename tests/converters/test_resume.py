@@ -585,7 +585,7 @@ def test_a_disk_that_fills_ends_in_one_error_and_can_be_resumed(size_kib, mount_
     disk = mount_disk(size_kib)
     source = save(tmp_path / "in.npy", num_batches=8000)
     arguments = ("npy-to-hdf5", source, disk / "out", *OPTIONS[:-2], "--shard-size", "4MiB", "--quiet")
-    crowded = f"import zb_hdf5.converters.batch_target as target\ntarget.require_room = lambda *_: None\n{CONVERT}"
+    crowded = f"import zb_hdf5.converters.writing as writing\nwriting.require_room = lambda *_: None\n{CONVERT}"
     err = run_to_the_end(*arguments, script=crowded, code=1)
     assert err.startswith("Error: ")
     assert "No space left" in err
@@ -666,17 +666,17 @@ def test_no_room_is_told_before_any_work_and_a_resume_that_fails_early_loses_no_
     kept = shards_in(partial)
     command = ("npy-to-hdf5", source, tmp_path / "out", *OPTIONS, "--resume")
     with monkeypatch.context() as crowded:
-        crowded.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+        crowded.setattr("zb_hdf5.converters.disk_room.free_room", lambda folder: {"bytes": 1000, "inodes": None})
         assert "are free" in fail(1, *command)
     assert "MiB per process is too little" in fail(2, *command, "--shuffle-method", "two-pass", "--memory", "70MiB")
     succeed(*command)
     assert files_in(tmp_path / "out") == whole
     assert shards_in(tmp_path / "out").items() >= kept.items()
-    monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1000, "inodes": None})
+    monkeypatch.setattr("zb_hdf5.converters.disk_room.free_room", lambda folder: {"bytes": 1000, "inodes": None})
     for name in ("new", "new.h5"):
         shards = OPTIONS if name == "new" else OPTIONS[:-2]
         assert "only 1000 bytes are free" in fail(1, "npy-to-hdf5", source, tmp_path / name, *shards)
-    monkeypatch.setattr("zb_hdf5.converters.shard_plan.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
+    monkeypatch.setattr("zb_hdf5.converters.disk_room.free_room", lambda folder: {"bytes": 1 << 40, "inodes": 3})
     assert "inodes" in fail(1, "npy-to-hdf5", source, tmp_path / "new", *OPTIONS)
     assert {path.name for path in tmp_path.iterdir()} == {"in.npy", "out", "whole"}
 

@@ -23,13 +23,13 @@ from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.cli import convert_commands as commands
 from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.converters.document_plan import plan_of_documents
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.routes import TRAIN, VAL, Route, route
 from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.settings import resolved
-from zb_hdf5.converters.stream_target import tokens_plan
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
@@ -132,7 +132,7 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
     again = run_one(conversion, shown)
     assert len(done) == 4 - num_tasks + (damage != "" and num_tasks > 0)
     assert again.kept.shards == 4 - len(done)
-    total = sum(each.num_bytes for each in tokens_plan(source, resolved(conversion)[0]).routes)
+    total = sum(task.amount for task in plan_of_documents(source, resolved(conversion)[0]).tasks)
     assert (again.documents_kept > 0, sum(shown.amounts[0])) == (num_tasks - bool(damage) > 0, total)
     assert (again.meta, again.shards, again.counts) == (whole.meta, whole.shards, whole.counts)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

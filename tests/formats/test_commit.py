@@ -249,7 +249,7 @@ def test_a_finished_file_is_hardly_larger_than_its_data(shape, dtype, tmp_path):
 
 def test_the_partial_of_a_conversion_is_read_between_two_commits(tmp_path, monkeypatch):
     """By another process: `num_batches` rules, and each batch below it is that of the source."""
-    monkeypatch.setattr("zb_hdf5.converters.shard_plan.COMMIT_BYTES", 16 << 20)
+    monkeypatch.setattr("zb_hdf5.converters.batch_target.COMMIT_BYTES", 16 << 20)
     rows = np.random.default_rng(3).integers(0, 2**16, (40_000, 512)).astype("u2")  # 39 MiB: two commits and a rest
     np.save(tmp_path / "a.npy", rows)
     code = (

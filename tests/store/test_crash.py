@@ -45,7 +45,7 @@ def mostly_slow(quick, *axes):
 # --- helpers ---------------------------------------------------------------------------------------------------
 CONVERT = "from zb_hdf5.converters.cli import convert_commands; convert_commands()"
 #: Before CONVERT: there is room at the start, and others take it.
-CROWDED = "import zb_hdf5.converters.batch_target; zb_hdf5.converters.batch_target.require_room = lambda *_: None\n"
+CROWDED = "import zb_hdf5.converters.writing; zb_hdf5.converters.writing.require_room = lambda *_: None\n"
 
 
 def ended(code, *arguments):

@@ -29,9 +29,9 @@ from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta, TokenArray, bad_token_message, find_bad_token, stored_dtype, token_limit
+from zb_hdf5.store.format_list import FORMATS, batch_format
 
 #: Tokens of a record, where neither the caller nor an array of records gives a number.
 DEFAULT_SEQ_LEN: Final = 512
@@ -364,7 +364,7 @@ def array_options(settings: Settings) -> dict[str, Any]:
     For a target of documents each record is a batch: each becomes a document, in order.
     """
     options = settings.of(ArrayOptions)
-    row = FORMATS.get(settings.target.format)
+    row = batch_format(settings.target.format)
     of_all = {"seq_len": options.seq_len, "seed": options.seed, "vocab_size": options.vocab_size}
     if row is None:
         return {**of_all, "dtype": options.dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}

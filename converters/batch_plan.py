@@ -15,8 +15,8 @@ from zb_hdf5.converters.journal import file_states, meta_to_json
 from zb_hdf5.converters.options import MOST_SHARDS, LossOptions, Settings, Target
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, names_of_shards
 from zb_hdf5.errors import Remedy
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, ORIGIN_ATTRIBUTES
+from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
 
 #: Of the first line of a journal: a plan of another version is that of another conversion.

@@ -22,9 +22,9 @@ from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import flush_in_parts, partial_path
 from zb_hdf5.formats.batch_writer import FileWriter
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import CRC32_SUFFIX, PIECES_SUFFIX, documents_path, pieces_path
+from zb_hdf5.store.format_list import FORMATS
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"

@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.sources import SourceKind, sources, target_names
-from zb_hdf5.formats.registry import FORMATS
-from zb_hdf5.trainers.trainer_formats import row_named
+from zb_hdf5.store.format_list import batch_format, row_named
 
 
 class Capability(NamedTuple):
@@ -56,14 +55,14 @@ def capabilities() -> dict[str, Capability]:
 
 
 def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capability:
-    ours = FORMATS.get(name)
+    ours = batch_format(name)
     theirs = row_named(name)
     options = {} if kind is None else kind.options_of("hdf5")
     holds_all = name == STREAM or (ours is not None and not ours.tokens_only)
     has_documents = kind is not None and bool(kind.rows)
     if theirs is not None:
         has_documents = theirs.holds_documents
-    is_flat = theirs is not None and bool(theirs.flat or theirs.read_by)
+    is_flat = theirs is not None and bool(theirs.is_flat or theirs.read_by)
     return Capability(
         in_place=holds_all or (ours is not None and ours.holds_batches) or is_flat,
         is_source=kind is not None,

@@ -24,9 +24,8 @@ from zb_hdf5.converters.command_options import (
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.sources import kind_named, sources, target_names
 from zb_hdf5.errors import ConvertError, ZbError
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedOption
-from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
+from zb_hdf5.store.format_list import INSTALLED, add_installed, batch_format
 
 #: The pairs that have a command of their own, in which scripts are written. A format that is added gets none.
 PAIRS: Final = (
@@ -265,7 +264,7 @@ def _add_pair(name: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
     source_format, _, target = name.partition("-to-")
     kind = kind_named(source_format, Conversion((), target, None))
-    row = FORMATS.get(target)
+    row = batch_format(target)
 
     def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:
         return _run(Conversion(src, target, dst, source_format=source_format, **meant(given)), dry_run)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, parse_size
 from zb_hdf5.read_as import AXES, UNWRITTEN
-from zb_hdf5.trainers.trainer_formats import document_targets
+from zb_hdf5.store.format_list import document_targets
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
@@ -104,7 +104,7 @@ class Conversion:
         `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or a format of another trainer
-        that has a writer in `TRAINER_FORMATS`; "auto": that whose suffix the destination has, "hdf5" for a folder.
+        that has a writer in `FORMATS`; "auto": that whose suffix the destination has, "hdf5" for a folder.
     destination
         One file if it ends in the format's suffix, else a folder of shards, of this machine or in a bucket: such a
         store is written to `<its name>-<digest>.upload` in the current folder, uploaded with its index last, and

@@ -13,7 +13,7 @@ from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.documents.document_table import TEXTS_AT_ONCE
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.checked import GROUP_BYTES
-from zb_hdf5.trainers.trainer_formats import document_targets
+from zb_hdf5.store.format_list import document_targets
 
 #: A process that reads and writes documents, besides its blocks: Python, numpy and h5py, and the buffers of a writer.
 OWN_BYTES: Final = 64 << 20

@@ -30,8 +30,9 @@ from zb_hdf5.converters.stream_target import FACTS_KEPT, WORK_DIGEST, WRITTEN_ME
 from zb_hdf5.converters.trainer_target import TrainerFiles
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_BOUNDARY, NO_CODEC, STREAM_LAYOUT
-from zb_hdf5.trainers.trainer_formats import TrainerFormat, document_targets, format_named
+from zb_hdf5.store.format_list import document_targets, format_named
 
 #: (bytes of the source of one staged stream, the most of these): enough for the workers of some nodes, and not too many
 #: files. The cuts do not depend on the workers: any number of them can go on with it.
@@ -260,7 +261,7 @@ def _require_place(source: DocumentSource, settings: Settings) -> str:
     return lost
 
 
-def _left_behind(source: DocumentSource, row: TrainerFormat) -> str:
+def _left_behind(source: DocumentSource, row: FormatRow) -> str:
     """Return the words for all that documents have and a format has no place for, or ""."""
     lost = []
     held = row.holds_fields

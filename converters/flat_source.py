@@ -16,10 +16,10 @@ from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Field
-from zb_hdf5.formats.flat import FlatTokens
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import NOT_KNOWN
+from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.window_reader import WindowReader
-from zb_hdf5.trainers.trainer_formats import flat_format
 
 
 class FlatFiles(NamedTuple):
@@ -52,15 +52,15 @@ def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions, l
     options
         The ids of files without a header.
     """
-    openings = [looks.at(path, backend=backend, read_as=options.read_as) for path in paths]
-    name = openings[0].backend
+    at_paths = [looks.at(path, backend=backend, read_as=options.read_as) for path in paths]
+    name = at_paths[0].backend
     flat = flat_format(name, options.read_as)
     if flat is None:
         return None
-    for opening in openings:
-        if opening.backend != name:
-            raise ArgumentError(f"{opening.path}: expected {name!r} files as {paths[0]}, found {opening.backend!r}")
-    found = [each for opening in openings for each in opening.found]
+    for each in at_paths:
+        if each.backend != name:
+            raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
+    found = [each for here in at_paths for each in here.facts]
     kind = ArrayKind(name, flat.suffixes[0], partial(_header, {each.path: each for each in found}))
     return FlatFiles([each.path for each in found], kind, found[0].fields)
 

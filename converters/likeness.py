@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from zb_hdf5 import ArgumentError, IncompleteError
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
-from zb_hdf5.store.holders import opening_at
+from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
 
@@ -74,10 +74,10 @@ def likeness_of(path: Path) -> Likeness:
     FormatError
         If it is not a store.
     """
-    opening = opening_at(path)
-    if opening.layout == STREAM_LAYOUT:
+    found = found_at(path)
+    if found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: like: expected a store of batches, found a token stream")
-    with open_found(opening) as reader:
+    with open_found(found) as reader:
         if not reader.complete:
             raise IncompleteError(f"{path}: like: its writer has not finished")
         meta = reader.meta

@@ -19,9 +19,9 @@ from zb_hdf5.converters.trainer_target import TrainerFiles
 from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.store.unchecked_file import open_chunks
 
 
 def merge_parts(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
@@ -222,7 +223,7 @@ class StreamOptions(HeaderlessOptions, SplitNames):
 
 @dataclass(frozen=True)
 class FormatOptions:
-    """The options of all formats of other trainers as sources. A row of `TRAINER_FORMATS` names those that it takes."""
+    """The options of all formats of other trainers as sources. A row of `FORMATS` names those that it takes."""
 
     source_format: str = "auto"
     dtype: str = in_words("auto: uint16 if the source or --vocab-size proves it", "auto")
@@ -237,7 +238,7 @@ class FormatOptions:
     offsets: str | None = in_words("found by their content")
     unwritten: str | None = off(None)
     max_document_tokens: int | None = off(None)
-    max_line: int | None = in_words("256MiB")
+    max_line: int = in_words("256MiB", BOUND_BYTES)
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class TextOptions:
     no_boundary: bool = off(False)
     max_document_tokens: int | None = off(None)
     max_dropped: float = DEFAULT_MAX_DROPPED
-    max_line: int | None = in_words("256MiB")
+    max_line: int = in_words("256MiB", BOUND_BYTES)
     shard_per_source: bool = off(False)
     threads: int | None = in_words("its share of the cores")
 

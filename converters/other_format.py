@@ -17,15 +17,9 @@ from zb_hdf5.files.listing import folders_in, kept_listings, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
+from zb_hdf5.store.format_list import FORMATS, flat_format, format_named
+from zb_hdf5.store.recognition import flat_name_of, headerless_name_of, source_name_of
 from zb_hdf5.store.way_in import MAX_FOLDERS
-from zb_hdf5.trainers.trainer_formats import (
-    TRAINER_FORMATS,
-    flat_format,
-    flat_name_of,
-    format_named,
-    headerless_name_of,
-    source_name_of,
-)
 
 #: The dtype in a line to type for ids without a header, which nobody can tell from them.
 ANY_DTYPE: Final = "uint16"
@@ -82,7 +76,7 @@ def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str,
 
 def _may_lack_header(look: Look, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
-    suffixes = {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.lacks_header} - {*expected}
+    suffixes = {row.suffixes[0] for row in FORMATS.values() if row.lacks_header} - {*expected}
     path = look.path
     inside = [file for file in listed(path, *suffixes).files if path in (file, file.parent)]
     files = [file for file in inside if file.name.lower().endswith(tuple(suffixes))]

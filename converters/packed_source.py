@@ -34,13 +34,14 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import scratch_directory
+from zb_hdf5.formats.format import Found
 from zb_hdf5.loaders.order import Permutation
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
-from zb_hdf5.store.holders import Opening, opening_at
+from zb_hdf5.store.format_list import flat_format
+from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.verify import require_digests
 from zb_hdf5.store.window_reader import WindowReader
-from zb_hdf5.trainers.trainer_formats import flat_format
 
 #: A stream is read as it is stored.
 READ_AS_STORED: Final = StreamOptions()
@@ -65,7 +66,7 @@ class PackedSource(BatchSource):
     stream
         How the stream is read: the stored dtype ("keep": that of the stream), the size of the vocabulary, and the ids
         of files without a header.
-    opening
+    found
         The path as it was found; None: look at it now.
     description
         The source of a stream that was written for the conversion; None: the stream is the source.
@@ -88,15 +89,15 @@ class PackedSource(BatchSource):
         target: Target,
         stream: StreamOptions = READ_AS_STORED,
         *,
-        opening: Opening | None = None,
+        found: Found | None = None,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
         require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
-        opening = opening or opening_at(path, split=None, read_as=stream.read_as)
-        found = [None] if stream.is_one else opening.splits_there()
-        stores = {split or DEFAULT_SPLIT: stream_of(opening, split) for split in found}
+        found = found or found_at(path, split=None, read_as=stream.read_as)
+        splits = [None] if stream.is_one else found.splits_there()
+        stores = {split or DEFAULT_SPLIT: stream_of(found, split) for split in splits}
         store = next(iter(stores.values()))
         if not store.has_documents:
             raise _no_documents(path, store, stream.read_as)
@@ -240,8 +241,8 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
     stream = settings.of(StreamOptions)
-    opening = settings.looks.at(path, read_as=stream.read_as)
-    if opening.layout != STREAM_LAYOUT:
+    found = settings.looks.at(path, read_as=stream.read_as)
+    if found.layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
         options = settings.of(RowOptions)
@@ -251,7 +252,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
             options,
             settings.target,
             stream,
-            opening=opening,
+            found=found,
             require_memory=partial(_require, settings),
         )
 

@@ -13,8 +13,8 @@ from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
 from zb_hdf5.files.listing import counts_of_left_out, left_out_in_words
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
+from zb_hdf5.store.format_list import FORMATS
 
 #: Bytes that a token of uint32 has more than one of uint16.
 UINT16_SAVES: Final = 2

@@ -35,10 +35,9 @@ from zb_hdf5.converters.writing import write
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.notes import note
-from zb_hdf5.trainers.trainer_formats import document_targets
+from zb_hdf5.store.format_list import batch_format, document_targets
 
 #: Less than this is written by one process: starting others takes longer.
 SMALL_BYTES: Final = 256 << 20
@@ -128,7 +127,7 @@ def _gives_documents(source: BatchSource, target: Target) -> bool:
 
 def _noted(source: Source, target: Target) -> Source:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
-    row = FORMATS.get(target.format)
+    row = batch_format(target.format)
     if row is not None and row.tokens_only and (not row.holds_batches or target.is_one_file):
         raise ArgumentError(f"{target.destination}: has no place for a note: write HDF5, or a folder of shards")
     noted = copy(source)

@@ -37,17 +37,18 @@ from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.document_source import missing_members
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, UPLOAD_DIGITS, codec_named
-from zb_hdf5.trainers.installed_formats import noted
-from zb_hdf5.trainers.trainer_formats import (
+from zb_hdf5.store.format_list import (
+    FORMATS,
     INSTALLED,
     add_installed,
+    batch_formats,
     document_targets,
     format_named,
     known_formats,
-    named_by_prefix,
 )
+from zb_hdf5.store.recognition import named_by_prefix
+from zb_hdf5.trainers.installed_formats import noted
 
 #: Endings of files and folders of formats that are never written.
 OTHER_SUFFIXES: Final = frozenset(
@@ -268,7 +269,7 @@ def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str])
 
 def _suffixes() -> set[str]:
     """Return the suffixes of the files of all formats."""
-    return {suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes)}
+    return {suffix for row in batch_formats().values() for suffix in row.file_suffixes}
 
 
 def staging_path(place: RemotePath) -> Path:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from zb_hdf5.errors import ZbError
+from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.store.holders import Opening, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import stream_index, windows_of
 from zb_hdf5.store.window_reader import WindowReader
 
 
@@ -17,10 +19,10 @@ class SourcePaths:
     """The looks at the paths of a source. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[Path, ReadAs, Opening | ZbError]] = []
+        self._looks: list[tuple[Path, ReadAs, Found | ZbError]] = []
 
-    def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Opening:
-        """Return what is at a path, whatever the splits of its files are. Raises as `opening_at`.
+    def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
+        """Return what is at a path, whatever the splits of its files are. Raises as `found_at`.
 
         Parameters
         ----------
@@ -36,30 +38,21 @@ class SourcePaths:
                 if backend in ("auto", found.backend):
                     return found
         try:
-            opening = opening_at(path, backend=backend, split=None, read_as=read_as)
+            made = found_at(path, backend=backend, split=None, read_as=read_as)
         except ZbError as error:
             self._looks.append((path, read_as, error))
             raise
-        self._looks.append((path, read_as, opening))
-        return opening
+        self._looks.append((path, read_as, made))
+        return made
 
     def columns(self, read_as: ReadAs) -> dict[Path, Column]:
         """Return the datasets of HDF5 files of other programs that were found so, by their files."""
-        found = [each for _, how, each in self._looks if how == read_as and isinstance(each, Opening)]
-        columns = [each.column for each in found] + [facts.column for each in found for facts in each.found]
+        found = [each for _, how, each in self._looks if how == read_as and isinstance(each, Found)]
+        columns = [each.column for each in found] + [facts.column for each in found for facts in each.facts]
         return {column.path: column for column in columns if column is not None and column.is_foreign}
 
 
-def stream_of(opening: Opening, split: str | None, verify: str = "auto") -> WindowReader:
+def stream_of(found: Found, split: str | None, verify: str = "auto") -> WindowReader:
     """Open a token stream, or one split of it, of a path whose files were all found. Raises as `open_stream`."""
-    chosen = _of_split(opening, split)
-    return replace(chosen, verify=verify).open_windows(chosen.stream_index(), Windows.of(1, 1))
-
-
-def _of_split(opening: Opening, split: str | None) -> Opening:
-    """Return what was found of one split."""
-    if split is None or opening.index is not None:
-        return replace(opening, split=split)
-    numbers = [number for number, each in enumerate(opening.splits) if each == split]
-    found = tuple(opening.found[number] for number in numbers)
-    return replace(opening, split=split, found=found, splits=(split,) * len(numbers))
+    chosen = replace(found.of_split(split), verify=verify)
+    return windows_of(chosen, stream_index(chosen), Windows.of(1, 1))

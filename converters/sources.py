@@ -2,7 +2,7 @@
 
 A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
 `SOURCES`. Its command and its options follow from the row. Documents of other trainers have a row in
-`TRAINER_FORMATS`, from which their row here follows.
+`FORMATS`, from which their row here follows.
 """
 
 from __future__ import annotations
@@ -39,27 +39,26 @@ from zb_hdf5.converters.options import (
 from zb_hdf5.errors import ArgumentError, FormatError, ZbError
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.registry import FORMATS, FileFormat
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.read_as import ReadAs
-from zb_hdf5.text.corpus import FILE_KINDS
-from zb_hdf5.trainers.installed_formats import noted
-from zb_hdf5.trainers.trainer_formats import (
+from zb_hdf5.store.format_list import (
+    FORMATS,
     INSTALLED,
-    TrainerFormat,
+    batch_format,
+    batch_formats,
     document_targets,
-    flat_files,
     flat_format,
     format_named,
-    installed_name_of,
-    is_store,
     known_formats,
     row_named,
-    source_name_of,
 )
+from zb_hdf5.store.recognition import flat_files, installed_name_of, is_store, source_name_of
+from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.trainers.installed_formats import noted
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.source_paths import SourcePaths
-    from zb_hdf5.store.holders import Opening
+    from zb_hdf5.formats.format import Found
 
 #: The options by which records become batches.
 _OF_BATCHES: Final = ("batch_size", "remainder", "pad_id", "shuffle", "memory", "shuffle_method")
@@ -123,7 +122,7 @@ class SourceKind:
 
     def options_of(self, target: str) -> dict[str, Any]:
         """Return the options that apply to a target, and their defaults."""
-        row = FORMATS.get(target)
+        row = batch_format(target)
         is_of_trainer = target in document_targets()
         is_stream = target == STREAM or is_of_trainer
         found = self._all_options(is_stream)
@@ -136,7 +135,7 @@ class SourceKind:
             "live": row is None or row.tokens_only or bool(self.rows),
             "val_fraction": row is not None and not row.holds_batches,
             "note": is_of_trainer or (row is not None and not row.holds_batches),
-            "memory": is_of_trainer and BoundOptions in self.options and not format_named(target).flat,
+            "memory": is_of_trainer and BoundOptions in self.options and not format_named(target).is_flat,
             "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
             and (row is None or not row.tokens_only),
             "shard_size": self.is_staged,
@@ -265,7 +264,7 @@ KEPT: Final = SourceKind(
 
 def sources() -> dict[str, SourceKind]:
     """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
-    found = {name: _kind_of_format(name) for name in (*FORMATS, *SOURCES, *known_formats())}
+    found = {name: _kind_of_format(name) for name in (*batch_formats(), *SOURCES, *known_formats())}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -276,9 +275,9 @@ def _kind_of_format(name: str) -> SourceKind | None:
     of_trainer = row_named(name)
     if of_trainer is not None and of_trainer.read_by:
         return _kind_of_format(of_trainer.read_by)
-    if of_trainer is not None and (of_trainer.source or of_trainer.flat):
-        return _of_trainer(of_trainer) if of_trainer.source else _flat(of_trainer)
-    row = FORMATS.get(name)
+    if of_trainer is not None and (of_trainer.has_documents or of_trainer.is_flat):
+        return _of_trainer(of_trainer) if of_trainer.has_documents else _flat(of_trainer)
+    row = batch_format(name)
     if row is None or not row.holds_batches or not row.as_source:
         return None
     return _any_hdf5(_store(row)) if name == _HDF5 else _store(row)
@@ -286,7 +285,7 @@ def _kind_of_format(name: str) -> SourceKind | None:
 
 def target_names() -> tuple[str, ...]:
     """Return the names of all targets: formats of batches, "stream", and formats of other trainers."""
-    return tuple(dict.fromkeys((*FORMATS, STREAM, *document_targets())))
+    return tuple(dict.fromkeys((*batch_formats(), STREAM, *document_targets())))
 
 
 def target_of(destination: Path) -> str:
@@ -300,7 +299,7 @@ def target_of(destination: Path) -> str:
         If several formats of other trainers have this suffix.
     """
     found = [name for name in target_names() if destination.suffix in _suffixes_of(name)]
-    if len(found) > 1 and found[0] not in FORMATS:
+    if len(found) > 1 and found[0] not in batch_formats():
         raise ArgumentError(
             f"{destination}: {' and '.join(found)} files end in {destination.suffix}: pass target with one of them",
             options=["target"],
@@ -309,14 +308,14 @@ def target_of(destination: Path) -> str:
 
 
 def _suffixes_of(target: str) -> tuple[str, ...]:
-    row = FORMATS.get(target)
+    row = batch_format(target)
     if row is not None:
-        return (row.suffix, *row.other_suffixes)
+        return row.file_suffixes
     of_trainer = row_named(target)
     return () if of_trainer is None else of_trainer.suffixes[:1]
 
 
-def _store(row: FileFormat) -> SourceKind:
+def _store(row: FormatRow) -> SourceKind:
     noun, example = row.as_source or ("", "")
     return SourceKind(
         noun=noun,
@@ -343,7 +342,7 @@ def _any_hdf5(store: SourceKind) -> SourceKind:
     )
 
 
-def _of_trainer(row: TrainerFormat) -> SourceKind:
+def _of_trainer(row: FormatRow) -> SourceKind:
     options = {each.name for each in fields(FormatOptions)}
     return SourceKind(
         noun=row.noun,
@@ -358,7 +357,7 @@ def _of_trainer(row: TrainerFormat) -> SourceKind:
     )
 
 
-def _flat(row: TrainerFormat) -> SourceKind:
+def _flat(row: FormatRow) -> SourceKind:
     """Return the kind of a flat format: a token stream, or arrays if its files tell no documents apart."""
     return replace(SOURCES[STREAM] if row.holds_documents else FLAT, noun=row.noun)
 
@@ -461,7 +460,7 @@ def kind_named(name: str, conversion: Conversion) -> SourceKind:
 def _is_kept(name: str, conversion: Conversion) -> bool:
     """Return whether a source is a token stream whose documents are kept as they lie."""
     row = None if name in SOURCES else row_named(name)  # one that a program plugs in goes first
-    is_in_place = name == STREAM or (row is not None and bool(row.flat))
+    is_in_place = name == STREAM or (row is not None and row.is_flat)
     if name == "npy":  # to a stream, and with a boundary token, it is cut into documents
         return conversion.target in document_targets() and conversion.boundary_token_id is None
     several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
@@ -471,11 +470,11 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
 
 def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
     """Return the name of the kind of a source that no option names."""
-    from zb_hdf5.store.headerless import headerless_name
+    from zb_hdf5.store.recognition import headerless_name
 
     path = look.path
     if conversion.source_dtype is None and _is_of_ours(look, conversion, looks):
-        return _name_of_opening(looks.at(path, read_as=_read_as(conversion)))
+        return _name_of_found(looks.at(path, read_as=_read_as(conversion)))
     name = _name_of_trainer(look, conversion)
     takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
@@ -490,7 +489,7 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
     if conversion.dataset is not None or _is_of_others(look, conversion, looks):
         return "auto"
     try:
-        return _name_of_opening(looks.at(path))
+        return _name_of_found(looks.at(path))
     except FormatError:
         name = "" if is_store(look) else _read_by_conversions(look, conversion)
         if not name:
@@ -508,13 +507,13 @@ def _is_of_ours(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
         return False
 
 
-def _name_of_opening(opening: Opening) -> str:
+def _name_of_found(found: Found) -> str:
     """Return the name of the kind of a source that is read in place: "auto" for batches."""
     from zb_hdf5.spec import STREAM_LAYOUT
 
-    if flat_format(opening.backend) is not None:
-        return opening.backend
-    return STREAM if opening.layout == STREAM_LAYOUT and opening.foreign_dataset is None else "auto"
+    if flat_format(found.backend) is not None:
+        return found.backend
+    return STREAM if found.layout == STREAM_LAYOUT and found.foreign_dataset is None else "auto"
 
 
 def _read_by_conversions(look: Look, conversion: Conversion) -> str:

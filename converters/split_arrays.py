@@ -18,9 +18,9 @@ from zb_hdf5.converters.options import Settings, SplitNames, Target
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.named_splits import named_splits, train_first
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import IndexArray, Permutation
 from zb_hdf5.spec import TokenArray
+from zb_hdf5.store.format_list import batch_format
 
 _File = TypeVar("_File")
 
@@ -212,7 +212,7 @@ def _require_place_for_splits(splits: list[str], settings: Settings, val_fractio
             options=["val_fraction", "split"],
         )
     noun = ""
-    row = FORMATS.get(target.format)
+    row = batch_format(target.format)
     if target.live:
         noun = "a live store has"
     elif target.is_one_file:

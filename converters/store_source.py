@@ -24,9 +24,11 @@ from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.format import Found
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
-from zb_hdf5.store.holders import ANY_SHAPE, Opening, Shape, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import ANY_SHAPE, Shape
 from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.store.verify import require_digests
@@ -63,7 +65,7 @@ class StoreSource(BatchSource):
         The dtype of the batches; "keep": the stored one.
     windows
         Batch size and sequence length, of a stream without documents.
-    opening
+    found
         The path as it was found; None: look at it now.
     """
 
@@ -74,14 +76,14 @@ class StoreSource(BatchSource):
         read_as: ReadAs = AS_STORED,
         dtype: str = "keep",
         windows: tuple[int, int] | None = None,
-        opening: Opening | None = None,
+        found: Found | None = None,
     ) -> None:
         path = any_path(path)
         self.paths = [path]
         self._path = path
         self._backend = backend
-        self._opening = opening or opening_at(path, backend=backend, split=None, read_as=read_as)
-        reader = _opened(self._opening, windows)
+        self._found = found or found_at(path, backend=backend, split=None, read_as=read_as)
+        reader = _opened(self._found, windows)
         self._reader = reader
         stream = reader if isinstance(reader, WindowReader) else None
         stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
@@ -255,13 +257,13 @@ class StoreSource(BatchSource):
                 require_digests(self._path, read_as=ReadAs(self._dataset))
         elif self._reader.sha256 is not None:
             self._reader.close()
-            self._reader = open_found(replace(self._opening, verify="batch"))
+            self._reader = open_found(replace(self._found, verify="batch"))
 
 
-def _opened(opening: Opening, windows: tuple[int, int] | None) -> BatchReader:
+def _opened(found: Found, windows: tuple[int, int] | None) -> BatchReader:
     """Open a source; raise an error for a stream of documents, and for one that is not finished or has no batch."""
-    path = opening.path
-    reader = open_found(replace(opening, shape=Shape(*windows) if windows else ANY_SHAPE))
+    path = found.path
+    reader = open_found(found, Shape(*windows) if windows else ANY_SHAPE)
     if isinstance(reader, WindowReader) and reader.has_documents:
         raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
     if not reader.complete:
@@ -278,8 +280,8 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     read_as = settings.of(DatasetOptions).read_as
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    opening = settings.looks.at(path, backend=options.source_format, read_as=read_as)
-    if opening.layout == STREAM_LAYOUT:
+    found = settings.looks.at(path, backend=options.source_format, read_as=read_as)
+    if found.layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
@@ -289,7 +291,7 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
         read_as=read_as,
         dtype=options.dtype,
         windows=windows,
-        opening=opening,
+        found=found,
     )
     if windows is not None:
         dropped = sum(source.counts.dropped.values())

@@ -13,19 +13,20 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
+from zb_hdf5.converters.foreign_source import require_no_unfit
 from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.documents.document_table import DocumentTable, DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
-from zb_hdf5.field import Field
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, StoreMeta, TokenArray, documents_path, stored_dtype
-from zb_hdf5.store.holders import Opening
+from zb_hdf5.formats.format import Found
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
+from zb_hdf5.store.format_list import flat_format, row_named
+from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.window_reader import WindowReader
-from zb_hdf5.trainers.trainer_formats import flat_format, row_named
 
 #: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
 GROUP_TOKENS: Final = 1 << 24
@@ -90,10 +91,10 @@ class StreamFile(NamedTuple):
                 return view
         return _read_units(tokens, base, (start, stop), self.unit)
 
-    def read_fields(self, fields: Sequence[Field], start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
-        """Return the values of some fields for consecutive tokens of the file; None if there are none."""
+    def read_fields(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
+        """Return the values of each field for consecutive tokens of the file; None if there are no fields."""
         found = {}
-        for field in fields:
+        for field in self.stream.meta.fields:
             values = self.stream.field(field.name).tokens
             size = field.size
             base = values.starts[self.number]
@@ -122,7 +123,7 @@ class StreamSource(DocumentSource):
 
     Parameters
     ----------
-    openings
+    at_paths
         The streams by their paths: files, folders and stores.
     options
         The dtype, the size of the vocabulary, and the token at the end of each document.
@@ -134,7 +135,7 @@ class StreamSource(DocumentSource):
 
     def __init__(
         self,
-        openings: Mapping[Path, Opening],
+        at_paths: Mapping[Path, Found],
         options: KeptOptions,
         *,
         in_pieces: bool = False,
@@ -143,10 +144,10 @@ class StreamSource(DocumentSource):
         self._in_pieces = in_pieces
         self._read_tokens = read_tokens or READ_TOKENS
         self.has_documents = not in_pieces
-        paths = list(openings)
+        paths = list(at_paths)
         self._streams = {
             (path, split): _opened(found, split)
-            for path, found in openings.items()
+            for path, found in at_paths.items()
             for split in ([None] if options.is_one else found.splits_there())
         }
         self._files = [
@@ -156,11 +157,11 @@ class StreamSource(DocumentSource):
         ]
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
-        self.has_shards = all(found.index is not None for found in openings.values())
+        self.has_shards = all(isinstance(found, FoundStore) for found in at_paths.values())
         self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one:
-            in_store = {path for path, found in openings.items() if found.index is not None}
+            in_store = {path for path, found in at_paths.items() if isinstance(found, FoundStore)}
             is_lone = [path not in in_store for (path, _), stream in self._streams.items() for _ in stream.paths]
             self.splits = _splits_of(self._files, is_lone, paths)
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
@@ -173,7 +174,7 @@ class StreamSource(DocumentSource):
             for number, file in enumerate(self._files)
             for group, size in enumerate(self._group_bytes(file))
         ]
-        backend = openings[paths[0]].backend
+        backend = at_paths[paths[0]].backend
         self.description = {
             "format": STREAM if flat_format(backend) is None else backend,
             "files": [str(path) for path in paths],
@@ -272,25 +273,9 @@ class StreamSource(DocumentSource):
             if wanted is not None and not wanted.any():
                 continue
             facts = table.rows(begin, end)
-            block = self._block(file, begin, edges, facts)._replace(read=int(edges[-1] - base) * self.dtype.itemsize)
+            block = _block(file, begin, edges, facts)._replace(read=int(edges[-1] - base) * self.dtype.itemsize)
             self._require_boundary(block)
             yield from _by_source(block, facts, wanted)
-
-    def _block(self, file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
-        """Return consecutive documents of a file, from their edges on, as if all were from this file."""
-        start = int(edges[0])
-        stop = int(edges[-1])
-        count = len(edges) - 1
-        return Encoded(
-            file.read_tokens(start, stop),
-            np.diff(edges),
-            str(file.path),
-            np.arange(first + 1, first + count + 1, dtype=np.uint64) if facts.rows is None else facts.rows,
-            facts.ids,
-            facts.metadata,
-            fields=file.read_fields(self.fields, start, stop),
-            spans=facts.spans,
-        )
 
     def _require_boundary(self, block: Encoded) -> None:
         """Raise `ConvertError` if a document does not end with the token that the caller has named."""
@@ -325,14 +310,14 @@ def _splits_of(files: Sequence[StreamFile], is_lone: Sequence[bool], paths: Sequ
     return found
 
 
-def _opened(opening: Opening, split: str | None) -> WindowReader:
+def _opened(found: Found, split: str | None) -> WindowReader:
     """Open a stream, which is compared with its digests where it has some."""
-    if opening.takes_digests:
-        return stream_of(opening, split)
+    if found.takes_digests:
+        return stream_of(found, split)
     try:
-        return stream_of(opening, split, verify="batch")
+        return stream_of(found, split, verify="batch")
     except UnverifiableError:
-        return stream_of(opening, split)
+        return stream_of(found, split)
 
 
 def documents_of(stream: WindowReader) -> DocumentTable:
@@ -380,6 +365,23 @@ def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -
         first = end
 
 
+def _block(file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
+    """Return consecutive documents of a file, from their edges on, as if all were from this file."""
+    start = int(edges[0])
+    stop = int(edges[-1])
+    count = len(edges) - 1
+    return Encoded(
+        file.read_tokens(start, stop),
+        np.diff(edges),
+        str(file.path),
+        np.arange(first + 1, first + count + 1, dtype=np.uint64) if facts.rows is None else facts.rows,
+        facts.ids,
+        facts.metadata,
+        fields=file.read_fields(start, stop),
+        spans=facts.spans,
+    )
+
+
 def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None) -> Iterator[Encoded]:
     """Yield the documents that are wanted, those of one source at once."""
     sources = facts.sources
@@ -406,24 +408,14 @@ def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterat
         yield Encoded(tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize)
 
 
-def require_no_unfit(path: Path, meta: StoreMeta) -> None:
-    """Raise `ConvertError` if values beside tokens have the name of targets, and cannot be converted with them."""
-    for name, words in meta.unfit:
-        raise ConvertError(
-            f"{path}: expected one number for each token in {name}, found {words}; tokens_only converts the tokens "
-            "alone",
-            options=["tokens_only"],
-        )
-
-
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
     options = settings.of(KeptOptions)
     is_bounded = settings.of(BoundOptions).memory is not None
     require_named_once(paths, "documents")
     looks = settings.looks
-    openings = {path: looks.at(path, backend=_backend(options), read_as=options.read_as) for path in paths}
-    streams = [stream_of(found, None) for found in openings.values()]
+    at_paths = {path: looks.at(path, backend=_backend(options), read_as=options.read_as) for path in paths}
+    streams = [stream_of(found, None) for found in at_paths.values()]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
@@ -440,7 +432,7 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
                 )
             return cut_flat(found, options, settings)
     row = row_named(settings.target.format)
-    holds_documents = row is None or row.holds_documents
+    holds_documents = row is None or row.holds_documents or row.holds_batches
     if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
         raise ArgumentError(
             f"{unknown[0].path}: tells no documents apart{without_documents(unknown[0])}: pass boundary_token_id, the "
@@ -449,4 +441,4 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
         )
     in_pieces = bool(unknown) and not holds_documents
     read_tokens = BOUNDED_TOKENS if is_bounded else None
-    return StreamSource(openings, options, in_pieces=in_pieces, read_tokens=read_tokens)
+    return StreamSource(at_paths, options, in_pieces=in_pieces, read_tokens=read_tokens)

@@ -28,7 +28,7 @@ from zb_hdf5.converters.stream_target import (
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, STREAM_LAYOUT
-from zb_hdf5.trainers.trainer_formats import document_writer, format_named
+from zb_hdf5.store.format_list import document_writer, format_named
 
 
 @dataclass(frozen=True)

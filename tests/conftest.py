@@ -20,8 +20,8 @@ from interpreter import shared_interpreter
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.run import PRELOAD
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import BATCHES, SHARD_PREFIX, TOKENS
+from zb_hdf5.store.format_list import FORMATS
 
 pytest.register_assert_rewrite("contract")  # before its import: a failed check shows its values
 

@@ -12,9 +12,9 @@ import torch
 
 from zb_hdf5 import BatchWriter, Loader, TokenLoader, errors, open_reader
 from zb_hdf5.formats.batch_writer import ShardInfo
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import WIDE_VERSION
 from zb_hdf5.loaders.state import STATE_VERSION
+from zb_hdf5.store.format_list import FORMATS
 
 #: The kinds of the states of all loaders, and of the data set of a `Loader` and its sampler.
 KINDS = ("loader", "mixture", "text", "documents", "batches", "steps")
@@ -359,7 +359,7 @@ def check_appending(writer, read_back, expected):
 
 def check_written(writer, expected):
     assert isinstance(writer, BatchWriter)
-    assert writer.backend in FORMATS
+    assert FORMATS[writer.backend].takes_batches
     assert (writer.meta.shape, writer.meta.dtype) == (expected.shape[1:], expected.dtype)
     counts = (len(expected), expected.size, expected.max(initial=0))
     assert (writer.num_batches, writer.token_count, writer.max_token) == counts

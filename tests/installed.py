@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zb_hdf5.trainers.trainer_formats import INSTALLED, add_installed
+from zb_hdf5.store.format_list import INSTALLED, add_installed
 
 ZARR = Path(__file__).parent.parent / "examples" / "format_zarr" / "format_zarr.py"
 

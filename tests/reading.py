@@ -5,6 +5,7 @@ from typing import Any
 
 from zb_hdf5 import ReadAs
 from zb_hdf5.files.look import Look
+from zb_hdf5.store.format_list import FORMATS, load_format
 
 NAMES = {each.name for each in fields(ReadAs)}
 
@@ -30,3 +31,8 @@ def looking(function, path):
     """Return what a function of a look finds at a path."""
     with Look(path) as look:
         return function(look)
+
+
+def fits(name, path):
+    """Return whether a format recognises a path by its content."""
+    return looking(load_format(FORMATS[name]).fits, path)

@@ -11,7 +11,7 @@ import pytest
 from modules import FILES, MODULES, ROOT
 
 import zb_hdf5
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+from zb_hdf5.store.format_list import FORMATS
 
 #: From the ground up. Each folder has a floor of its own; the files of the ground share one.
 FLOORS = (
@@ -191,10 +191,7 @@ SHARED_BY_FORMATS = {"zb_hdf5.trainers.id_tables", "zb_hdf5.trainers.index_folde
 
 
 def test_a_format_of_another_trainer_imports_no_other_one():
-    parts = [
-        {text.partition(":")[0] for text in row if isinstance(text, str) and ":" in text}
-        for row in TRAINER_FORMATS.values()
-    ]
+    parts = [{place.partition(":")[0] for place in (row.place, row.writer)} for row in FORMATS.values()]
     formats = {module for modules in parts for module in modules if module.startswith("zb_hdf5.trainers")}
     for module in formats:
         own = set().union(*(modules for modules in parts if module in modules))

@@ -92,7 +92,6 @@ TYPED: Final = {
     Remedy.RECORD_LENGTH: "pass --seq-len {at}",
     Remedy.KEEP_DTYPE: "leave out --dtype",
     Remedy.MAX_LINE: "if it is right, pass --max-line 1GiB to 'zb convert' or 'zb tokenizer train'",
-    Remedy.BOUND: "if it is right, run 'export ZB_MAX_LINE={at}' first",
     Remedy.FORCE: "'zb info {at}' shows the data",
 }
 
@@ -433,7 +432,7 @@ class PathOrUrl(click.Path):
             self.fail(f"{error}{remedy}", param, ctx)
         path: Any = super().convert(value, param, ctx)
         if not self._new and not path.exists():
-            from zb_hdf5.trainers.trainer_formats import named_by_prefix
+            from zb_hdf5.store.recognition import named_by_prefix
 
             if (found := named_by_prefix(path)) != path:
                 return found

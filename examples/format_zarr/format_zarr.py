@@ -13,8 +13,9 @@ import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.trainers.trainer_formats import TrainerFormat
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.format_row import FormatRow
 
 #: The files that describe an array, of version 2 and of version 3.
 METADATA: Final = (".zarray", "zarr.json")
@@ -105,7 +106,7 @@ class ZarrArrays(FlatFormat):
         array = array_at(look.path) if look.is_dir else None
         return [] if array is None else array.chunks()
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         return look.is_dir and array_at(look.path) is not None
 
     def facts(self, look: Look) -> FlatTokens:
@@ -124,4 +125,11 @@ class ZarrArrays(FlatFormat):
         return FlatTokens(path, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
 
 
-ROW: Final = TrainerFormat("Zarr arrays of ids", METADATA, flat="format_zarr:ZarrArrays", holds_documents=False)
+ROW: Final = FormatRow(
+    name="zarr",
+    noun="Zarr arrays of ids",
+    suffixes=METADATA,
+    place="format_zarr:ZarrArrays",
+    is_flat=True,
+    holds_documents=False,
+)

@@ -18,8 +18,8 @@ from interrupted import Failing, Stops
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.sources import SOURCES
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.loaders.order import write_order
+from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.verify import verify_store
 
 TOKENS = np.random.default_rng(7).integers(0, 50_000, 40 * 16, dtype=np.uint16)

@@ -12,7 +12,7 @@ from reading import reading
 from zb_hdf5 import convert, open_stream
 from zb_hdf5.converters.cli import convert_commands
 from zb_hdf5.converters.merge import merge_parts
-from zb_hdf5.trainers.trainer_formats import document_targets
+from zb_hdf5.store.format_list import document_targets
 
 TEXTS = [f"document {number} " * (1 + number % 7) for number in range(100)]
 

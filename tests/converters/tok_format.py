@@ -8,8 +8,10 @@ from zb_hdf5 import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.converters.npy_source import ArrayKind, open_arrays
 from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
+from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.npy import NpyWriter
-from zb_hdf5.formats.registry import FORMATS, FileFormat
+from zb_hdf5.store.format_list import FORMATS
 
 MAGIC = b"TOKENS16"
 HEADER = struct.Struct("<8sQ")
@@ -54,25 +56,32 @@ class TokWriter(NpyWriter):
         return HEADER.pack(MAGIC, num_batches * self.meta.batch_tokens)
 
 
-class TokFormat(FileFormat):
-    name, suffix = "tok", ".tok"
-    as_target = (".tok tokens", "tokens.tok")
-    holds_batches = False
-    tokens_only = True
-    default_dtype = "uint16"
+class TokFormat(Format):
+    def count(self, look):
+        return read_tok_header(look.path)[0][0], ".tok files hold no digests"
 
-    def writer_class(self):
-        return TokWriter
 
+class TokRow(FormatRow):
     def require(self, meta, path):
         super().require(meta, path)
         if meta.dtype != np.uint16:
             raise ArgumentError(f"{path}: .tok files hold uint16 tokens, found {meta.dtype}: pass --dtype uint16")
 
-    def count(self, look):
-        return read_tok_header(look.path)[0][0], ".tok files hold no digests"
+
+ROW = TokRow(
+    name="tok",
+    noun=".tok files of tokens",
+    suffixes=(".tok",),
+    place=f"{__name__}:TokFormat",
+    writer=f"{__name__}:TokWriter",
+    holds_documents=False,
+    takes_batches=True,
+    as_target=(".tok tokens", "tokens.tok"),
+    tokens_only=True,
+    default_dtype="uint16",
+)
 
 
 def plug_in():
     """Make the format known, as a program does before it imports the commands."""
-    FORMATS["tok"], SOURCES["tok"] = TokFormat(), SOURCE
+    FORMATS["tok"], SOURCES["tok"] = ROW, SOURCE

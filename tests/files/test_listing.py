@@ -21,12 +21,11 @@ from zb_hdf5.files.listing import (
     listed,
     own_files,
 )
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.digests import write_digests
+from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.verify import verify_store
 from zb_hdf5.text.corpus import FILE_KINDS
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
 
 #: A user who owns nothing here.
 NOBODY = 65_534
@@ -243,8 +242,7 @@ def test_a_folder_is_listed_once_for_all_formats(look_at, tmp_path, monkeypatch)
 
 def test_the_endings_of_every_format_are_known():
     """A file of a format that is read is never left out without a word."""
-    endings = {suffix for row in FORMATS.values() for suffix in (row.suffix, *row.other_suffixes)}
-    endings |= {row.suffixes[0] for row in TRAINER_FORMATS.values() if row.suffixes[0].startswith(".")}
+    endings = {each for row in FORMATS.values() for each in row.file_suffixes if each.startswith(".")}
     endings |= {suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes}
     plain = {suffix for suffix in endings if suffix.count(".") == 1 and suffix != ".json"}
     assert plain <= SUFFIXES_OF_TOKENS

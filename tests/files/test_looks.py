@@ -9,7 +9,8 @@ from descriptors import open_descriptors
 
 from zb_hdf5 import FormatError
 from zb_hdf5.files.look import HEAD_BYTES, Look
-from zb_hdf5.store.holders import Shape, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import Shape, reader_of
 
 
 def test_a_file_is_opened_once_and_what_was_read_is_kept(tmp_path):
@@ -62,8 +63,10 @@ def test_a_file_that_is_replaced_after_the_look_is_named(name, tmp_path):
     for place in (tmp_path / "ids.npy", folder / "ids.npy"):
         np.save(place, np.arange(1000, dtype=np.uint16))
     path = tmp_path / name
-    opening = opening_at(path, shape=Shape(2, 10))
+    found = found_at(path)
     for place in (tmp_path / "ids.npy", folder / "ids.npy"):
         np.save(tmp_path / "new.npy", np.arange(1000, dtype=np.uint16) + 5000)  # of the same size
         os.replace(tmp_path / "new.npy", place)
-    is_refused(FormatError, lambda: opening.open().read_batch(0), match="changed since this reader was made")
+    is_refused(
+        FormatError, lambda: reader_of(found, Shape(2, 10)).read_batch(0), match="changed since this reader was made"
+    )

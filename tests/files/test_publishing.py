@@ -13,7 +13,7 @@ from zb_hdf5.files import publishing
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile, scratch_directory, write_atomically
 from zb_hdf5.signals import Terminated, unwinding_signals
 from zb_hdf5.store.digests import write_digests
-from zb_hdf5.trainers.trainer_formats import document_targets, document_writer
+from zb_hdf5.store.format_list import document_targets, document_writer
 
 META = StoreMeta(4, 8, np.dtype("<u2"))
 

@@ -20,7 +20,7 @@ import zb_hdf5
 from zb_hdf5 import Loader, ReadAs, convert, errors, open_reader, open_stream, verify_store
 from zb_hdf5.field import parse_fields
 from zb_hdf5.formats import foreign
-from zb_hdf5.store.holders import opening_at
+from zb_hdf5.store.found_path import found_at
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"
@@ -323,7 +323,7 @@ def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeyp
     assert message.endswith("convert reads them, as the format 'ragged'")
     with h5py.File(path, "r+") as h5:
         h5["docs/labels"] = np.arange(5, dtype="<i4")
-    column = opening_at(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are no fields
+    column = found_at(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are no fields
     assert [field.name for field in column.meta.fields] == ["labels"]
     monkeypatch.setattr(foreign, "MAX_OBJECTS", 9)
     with h5py.File(path, "w") as h5:

@@ -1,4 +1,4 @@
-"""A new format is one file and one class: this file is the one file, and has two of the classes.
+"""A new format is one file and one row: this file is the one file, and has two of the rows.
 
 No other file names the two formats below, and the whole project must serve them.
 """
@@ -29,12 +29,15 @@ from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import open_extents
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.broken_file import BrokenFile
+from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.native import read_any_crc32_file, sidecar_rows
-from zb_hdf5.formats.registry import FORMATS, FileFormat
 from zb_hdf5.spec import crc32_path
+from zb_hdf5.store.format_list import FORMATS
 
 MAGICS = {"raw": b"RAWSLOTS", "tail": b"TAILSLOT"}
 RAW_MAGIC = MAGICS["raw"]
+TAIL_MAGIC = MAGICS["tail"]
 HEADER = struct.Struct("<8s Q I I I I Q")
 SLOTS = 64
 
@@ -133,38 +136,30 @@ def open_broken_raw(path):
     return BrokenFile(reader, read_any_crc32_file(path), reason)
 
 
-class RawFormat(FileFormat):
-    name = "raw"
-    suffix = ".raw"
-    noun = "a .raw file"
-    as_source = as_target = ("a .raw store", "train-raw")
-    has_sidecar = tokens_only = True
-
-    def magic(self):
-        return MAGICS[self.name]
-
-    def open(self, path, **options):
-        return {"raw": RawReader, "tail": TailReader}[self.name](path, **options)
-
-    def writer_class(self):
-        return {"raw": RawWriter, "tail": TailWriter}[self.name]
+class RawFormat(Format):
+    def open_file(self, path, **options):
+        return RawReader(path, **options)
 
     def open_broken(self, path):
         return open_broken_raw(path)
 
 
-class TailFormat(RawFormat):
-    name = "tail"
-    suffix = ".tail"
-    noun = "a .tail file"
-    as_source = as_target = ("a .tail store", "train-tail")
-    has_sidecar = False
-
-    def open_broken(self, path):
-        return FileFormat.open_broken(self, path)
+class TailFormat(Format):
+    def open_file(self, path, **options):
+        return TailReader(path, **options)
 
 
-ROWS = [RawFormat(), TailFormat()]
+def row_of(name, place, writer, **more):
+    store = (f"a .{name} store", f"train-{name}")
+    return FormatRow(
+        name=name, noun=f".{name} files", suffixes=(f".{name}",), place=f"{__name__}:{place}",
+        writer=f"{__name__}:{writer}", magic=f"{__name__}:{name.upper()}_MAGIC", file_noun=f"a .{name} file",
+        as_source=store, as_target=store, takes_batches=True, holds_batches=True, holds_documents=False,
+        tokens_only=True, **more,
+    )  # fmt: skip
+
+
+ROWS = [row_of("raw", "RawFormat", "RawWriter", has_sidecar=True), row_of("tail", "TailFormat", "TailWriter")]
 
 
 NUM_BATCHES = 12
@@ -352,4 +347,4 @@ def test_training_goes_on_from_it_and_from_another_format(row, new_store, tmp_pa
 
 def test_a_file_of_no_format_is_refused_with_the_names_of_all(row, tmp_path):
     (tmp_path / "x.dat").write_bytes(b"\0\xffnothing that anybody knows, and no text")
-    is_refused(FormatError, lambda: open_reader(tmp_path / "x.dat"), match=rf"expected .*{row.noun} \(magic")
+    is_refused(FormatError, lambda: open_reader(tmp_path / "x.dat"), match=rf"expected .*{row.file_noun} \(magic")

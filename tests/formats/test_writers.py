@@ -9,8 +9,8 @@ from contract import check_writer, check_writer_of_fields, random_tokens
 
 from zb_hdf5 import ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import StoreMeta, combine_sha256
+from zb_hdf5.store.format_list import FORMATS, batch_formats
 
 EXPECTED = 9
 
@@ -47,7 +47,7 @@ def begin(name, path, shape, dtype, fields=None, expected_batches=0):
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 1024), "uint32"), ((3, 1000), "uint16")], ids=["packed", "padded"])
-@pytest.mark.parametrize("name", [*FORMATS, *(f"live-{count}" for count in (1, 4, 9, 100))])
+@pytest.mark.parametrize("name", [*batch_formats(), *(f"live-{count}" for count in (1, 4, 9, 100))])
 @pytest.mark.thin
 def test_every_writer_keeps_the_contract(name, shape, dtype, tmp_path):
     expected = random_tokens(EXPECTED, *shape, dtype)

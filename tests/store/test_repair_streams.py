@@ -22,10 +22,10 @@ from examples import examples
 from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
 from zb_hdf5.commands.findings import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
-from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import DOC_OFFSETS, INDEX_NAME
 from zb_hdf5.store.rebuild import index_files, rebuild_index
 from zb_hdf5.store.repair import repair, repair_file
+from zb_hdf5.store.unchecked_file import open_chunks
 
 CHUNK = 64
 RANDOM = np.random.default_rng(11)

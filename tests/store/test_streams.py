@@ -25,10 +25,10 @@ from examples import examples
 from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.npy import NpyArrays
-from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.store_documents import StreamDocuments
+from zb_hdf5.store.unchecked_file import open_chunks
 
 TOKENS = np.random.default_rng(3).integers(0, 50_000, 5000)
 LENGTHS = np.array([0, 7, 1, 300, 0, 1992, 2000, 700])  # of documents; they sum to 5000

@@ -12,8 +12,8 @@ from damage import flip_stored, write_batches, write_streams
 from zb_hdf5 import Loader, errors, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.formats.registry import open_chunks
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.unchecked_file import open_chunks
 
 #: Keys of an index that no file need have: free words, and facts of the whole that only the index may know.
 FREE = {"check", "source", "shuffle", "complete", "total_records", "document_count", "vocab_size"}

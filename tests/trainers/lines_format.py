@@ -8,7 +8,8 @@ from zb_hdf5 import FormatError
 from zb_hdf5.field import Field
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
-from zb_hdf5.trainers.trainer_formats import TrainerFormat
+from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format_row import FormatRow
 
 
 class LinesSource(DocumentSource):
@@ -45,25 +46,26 @@ class LinesSource(DocumentSource):
         )
 
 
-def open_lines(paths, *, vocab_size):
-    """Open files, and folders of them."""
-    files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
-    for file in files:
-        if not is_lines(Look(file)):
-            raise FormatError(f"{file}: expected ids on lines, found other content")
-    return LinesSource(files, vocab_size)
+class Lines(RowsFormat):
+    """Files with the ids of a document on each line, and folders of them."""
+
+    def fits(self, look):
+        files = list(look.path.glob("*.lines")) if look.is_dir else [look.path]
+        return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
+
+    def documents(self, paths, *, vocab_size):
+        files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
+        for file in files:
+            if not self.fits(Look(file)):
+                raise FormatError(f"{file}: expected ids on lines, found other content")
+        return LinesSource(files, vocab_size)
 
 
-def is_lines(look):
-    """Return whether the content of a file, or of the files of a folder, is of this format."""
-    files = list(look.path.glob("*.lines")) if look.is_dir else [look.path]
-    return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
-
-
-ROW = TrainerFormat(
+ROW = FormatRow(
+    name="lines",
     noun=".lines files of ids",
     suffixes=(".lines",),
-    recognises=f"{__name__}:is_lines",
-    source=f"{__name__}:open_lines",
+    place=f"{__name__}:Lines",
+    has_documents=True,
     options=("vocab_size",),
 )

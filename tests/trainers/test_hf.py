@@ -12,7 +12,7 @@ from contract import is_refused
 from id_documents import GOLDEN, documents_of, labels_of, loss_mask_of, truth_of
 from interpreter import run_program
 from interrupted import Failing, Stops
-from reading import looking
+from reading import fits
 
 from zb_hdf5 import (
     ArgumentError,
@@ -27,7 +27,7 @@ from zb_hdf5 import (
 from zb_hdf5.errors import NotFoundError
 from zb_hdf5.formats import id_source
 from zb_hdf5.trainers import id_tables
-from zb_hdf5.trainers.hf import is_hf, open_hf
+from zb_hdf5.trainers.hf import open_hf
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -387,7 +387,7 @@ def test_files_of_a_folder_follow_each_other_by_name(tmp_path):
 ])  # fmt: skip
 def test_ids_are_told_from_text_by_the_columns(table, expected, path):
     write(path, table())
-    assert looking(is_hf, path) == looking(is_hf, path.parent) == expected
+    assert fits("hf", path) == fits("hf", path.parent) == expected
 
 
 # --- conversions -------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.store.holders import opening_at
-from zb_hdf5.trainers.guards import GuardedFlat, GuardedSource, guarded_writer
-from zb_hdf5.trainers.trainer_formats import flat_format
+from zb_hdf5.store.format_list import flat_format
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.trainers.guards import GuardedSource, guarded
 
 TOKENS = np.random.default_rng(2).integers(0, 50_000, 24 * 4 * 50).astype(np.uint16)
 SHAPE = {"batch_size": 4, "seq_len": 50}
@@ -83,7 +83,7 @@ def test_it_is_converted_to_a_store_and_a_stream(path, tmp_path):
         assert np.concatenate(list(reader)).ravel().tolist() == TOKENS[: reader.token_count].tolist()
         assert reader.token_count == TOKENS.size
     succeed(zb, "verify", tmp_path / "out")
-    name = opening_at(path).backend
+    name = found_at(path).backend
     how = ("--boundary-token-id", 7) if name == "npy" else ("--tokens-only",)
     succeed(zb, "convert", "--from", name, "--to", "stream", path, tmp_path / "stream", *how)
     with open_stream(tmp_path / "stream") as stream:
@@ -127,21 +127,22 @@ def test_a_chunk_that_was_cut_short_is_refused(tmp_path, monkeypatch):
 # --- packages that fail ------------------------------------------------------------------------------------------
 #: A package that fails where it is asked, and the words of its note.
 FORMAT = """
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.trainers.trainer_formats import TrainerFormat
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.format_row import FormatRow
 import numpy as np
 class Odd(FlatFormat):
     sign = "anything"
-    def recognises(self, look):
+    def fits(self, look):
         {recognises}
     def facts(self, look):
         {facts}
-ROW = TrainerFormat("odd files", (".odd",), flat=__name__ + ":Odd", holds_documents=False)
+ROW = FormatRow(noun="odd files", suffixes=(".odd",), place=__name__ + ":Odd", is_flat=True, holds_documents=False)
 """
 SPOILED = [
     ("raise RuntimeError('no luck\\nat all')", "cannot be loaded: RuntimeError: no luck"),
     ("import no_such_module", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
-    ("ROW = 5", "cannot be loaded: TypeError: expected a TrainerFormat, found 5"),
+    ("ROW = 5", "cannot be loaded: TypeError: expected a FormatRow, found 5"),
     ("def ROW(): return 1 / 0", "cannot be loaded: ZeroDivisionError: division by zero"),
     ("OTHER = 1", "cannot be loaded: AttributeError: "),
     (FORMAT.format(recognises="return look.no_such", facts="pass"), "failed: AttributeError: "),
@@ -225,15 +226,16 @@ def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tm
 
 
 SOURCE = """
-from zb_hdf5.trainers.trainer_formats import TrainerFormat
+from dataclasses import replace
 import lines_format
 class Source(lines_format.LinesSource):
     def read(self, group, choose, num_threads):
         yield from super().read(group, choose, num_threads)
         {end}
-def open_it(paths, *, vocab_size):
-    return Source(paths, vocab_size)
-ROW = lines_format.ROW._replace(noun="lines", source=__name__ + ":open_it")
+class Lines(lines_format.Lines):
+    def documents(self, paths, *, vocab_size):
+        return Source(paths, vocab_size)
+ROW = replace(lines_format.ROW, noun="lines", place=__name__ + ":Lines")
 def make():
     return ROW
 """
@@ -242,7 +244,8 @@ def make():
 OBJECT = """
 import numpy as np
 from zb_hdf5.formats.document_source import DocumentGroup, Encoded
-from zb_hdf5.trainers.trainer_formats import TrainerFormat
+from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format_row import FormatRow
 class Words:  # no base class, and no member that has a default
     tokenizer = ""
     boundary_token_id = None
@@ -259,9 +262,12 @@ class Words:  # no base class, and no member that has a default
         ids = np.array(path.read_text().split(), np.int64)
         yield Encoded(ids, np.array([len(ids)]), str(path), np.ones(1, np.uint64))
 {spoil}
-def recognises(look):
-    return True
-ROW = TrainerFormat("words", (".words",), recognises=__name__ + ":recognises", source=__name__ + ":Words")
+class WordFiles(RowsFormat):
+    def fits(self, look):
+        return True
+    def documents(self, paths):
+        return Words(paths)
+ROW = FormatRow(noun="words", suffixes=(".words",), place=__name__ + ":WordFiles", has_documents=True)
 """
 
 
@@ -312,9 +318,9 @@ def test_a_source_of_a_package_that_fails_leaves_nothing_half_written(tmp_path, 
 
 
 @pytest.mark.parametrize(("interface", "guard"), [
-    (FlatFormat, GuardedFlat),
+    (FlatFormat, guarded(FlatFormat, "a package", "name")),
     (DocumentSource, GuardedSource),
-    (DocumentWriter, guarded_writer(DocumentWriter, "a package", "name")),
+    (DocumentWriter, guarded(DocumentWriter, "a package", "name")),
 ])  # fmt: skip
 def test_every_method_of_an_interface_is_guarded(interface, guard):
     methods = {name for name in vars(interface) if callable(getattr(interface, name)) and not name.startswith("_")}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from contract import is_refused
 from id_documents import GOLDEN, documents_of, truth_of
-from reading import looking
+from reading import fits
 
 from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_stream
 from zb_hdf5.trainers import litdata
-from zb_hdf5.trainers.litdata import DATA_FORMATS, is_litdata, open_litdata
+from zb_hdf5.trainers.litdata import DATA_FORMATS, open_litdata
 
 LITDATA = GOLDEN / "litdata"
 FOLDERS = ("array", "tensor")
@@ -163,7 +163,7 @@ def test_an_index_that_lies_is_refused(chunk, match, tmp_path):
 def test_other_json_is_no_index(text, tmp_path):
     (tmp_path / "index.json").write_text(text)
     is_refused(FormatError, lambda: open_litdata([tmp_path]), match=r"index\.json: expected")
-    assert looking(is_litdata, tmp_path) == ("chunks" in text)
+    assert fits("litdata", tmp_path) == ("chunks" in text)
     is_refused(
         ConvertError, lambda: open_litdata([tmp_path.parent / tmp_path.name / "index.json"]), match="expected a f"
     )

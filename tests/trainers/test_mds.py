@@ -10,11 +10,11 @@ import pytest
 from contract import is_refused
 from id_documents import GOLDEN, documents_of, truth_of
 from mds_folder import array_of, write
-from reading import looking
+from reading import fits
 
 from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_reader, open_stream
 from zb_hdf5.formats import id_source
-from zb_hdf5.trainers.mds import MDS_DTYPES, is_mds, open_mds
+from zb_hdf5.trainers.mds import MDS_DTYPES, open_mds
 
 MDS = GOLDEN / "mds"
 #: The golden folders, and what it takes to read each.
@@ -229,7 +229,7 @@ def test_an_index_that_lies_is_refused(entry, match, tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"shards": []}', '{"shards": [7]}', '{"shards": 7}'])
 def test_other_json_is_no_index(text, tmp_path):
     (tmp_path / "index.json").write_text(text)
-    assert not looking(is_mds, tmp_path)
+    assert not fits("mds", tmp_path)
     is_refused(FormatError, lambda: open_mds([tmp_path]), match=r"index\.json: expected (JSON|a JSON object|shards)")
 
 
@@ -240,8 +240,8 @@ def test_a_folder_of_folders_names_them(copied, tmp_path):
     is_refused(
         ConvertError, lambda: open_mds([tmp_path / "zstd" / "shard.00000.mds.zstd"]), match="expected a folder with"
     )
-    assert looking(is_mds, tmp_path / "zstd")
-    assert not looking(is_mds, tmp_path)
+    assert fits("mds", tmp_path / "zstd")
+    assert not fits("mds", tmp_path)
 
 
 def test_shards_lie_in_folders_below_the_index(copied, tmp_path):

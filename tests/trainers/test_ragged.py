@@ -8,12 +8,12 @@ import pytest
 from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from id_documents import documents_of
-from reading import looking
+from reading import fits
 
 from zb_hdf5 import ConvertError, FormatError, IncompleteError, ReadAs, ShardIndex, convert, open_reader, open_stream
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.trainers import ragged
-from zb_hdf5.trainers.ragged import is_ragged, open_ragged
+from zb_hdf5.trainers.ragged import open_ragged
 
 LENGTHS = [3, 0, 1, 7, 40, 0, 5, 1, 1, 30] * 3
 IDS = np.arange(sum(LENGTHS)) * 31 % 50_257
@@ -73,7 +73,7 @@ def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
     name, path = layout
     for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LISTS", "_GROUP_BYTES", "_BLOCK_LENGTHS"):
         monkeypatch.setattr(ragged, limit, block)
-    assert looking(is_ragged, path)
+    assert fits("ragged", path)
     source = pickle.loads(pickle.dumps(open_ragged([path])))
     found = documents_of(source)
     assert found.tokens == DOCUMENTS
@@ -121,7 +121,7 @@ def test_folders_of_such_files(tmp_path):
         assert [stream.document(number).tolist() for number in range(stream.document_count)] == DOCUMENTS * 2
     convert(tmp_path / "in", "hdf5", tmp_path / "rows", seq_len=16, batch_size=1)
     assert ShardIndex.load(tmp_path / "rows").source["format"] == "ragged"
-    assert not looking(is_ragged, tmp_path / "rows")  # a store
+    assert not fits("ragged", tmp_path / "rows")  # a store
 
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path):
@@ -159,7 +159,7 @@ def test_a_layout_that_is_not_certain_has_to_be_named(tmp_path):
         assert stream.document(4).tolist() == DOCUMENTS[4]
     with h5py.File(tmp_path / "words.h5", "w") as h5:
         h5["docs/train"], h5["docs/val"] = IDS[:20], IDS[20:]
-    assert not looking(is_ragged, tmp_path / "words.h5")  # two streams?
+    assert not fits("ragged", tmp_path / "words.h5")  # two streams?
     refused = (lambda: open_ragged([tmp_path / "words.h5"]),)
     is_refused(ConvertError, *refused, match="found none of these: name the values, .* the group by dataset")
     found = documents_of(open_ragged([tmp_path / "words.h5"], dataset="docs"))
@@ -190,9 +190,9 @@ def test_lengths_are_found_by_their_name_and_their_sum(tmp_path):
     found = documents_of(open_ragged([values_with(tmp_path / "x.h5", np.array(LENGTHS), "any")], offsets="x/any",
                                      dataset="x/values"))  # fmt: skip
     assert found.tokens == DOCUMENTS
-    assert not looking(is_ragged, tmp_path / "x.h5")  # no number of that name is added up
+    assert not fits("ragged", tmp_path / "x.h5")  # no number of that name is added up
     for lengths in (np.array([*LENGTHS[:-1], LENGTHS[-1] + 1]), np.array([-1, *LENGTHS, 1])):
-        assert not looking(is_ragged, values_with(tmp_path / "y.h5", lengths, "lengths"))
+        assert not fits("ragged", values_with(tmp_path / "y.h5", lengths, "lengths"))
     path = with_lengths(tmp_path / "z.h5")
     source = open_ragged([path])
     with h5py.File(path, "r+") as h5:

@@ -1,5 +1,7 @@
 """A format of another trainer is one file and one row: its documents are a source of every target."""
 
+from dataclasses import replace
+
 import lines_format
 import numpy as np
 import pytest
@@ -7,14 +9,14 @@ from contract import is_refused
 
 from zb_hdf5 import ArgumentError, FormatError, convert, open_reader, open_stream
 from zb_hdf5.converters.sources import sources, target_names
-from zb_hdf5.trainers.trainer_formats import TRAINER_FORMATS
+from zb_hdf5.store.format_list import FORMATS
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 12], [], [13, 14]] * 8
 
 
 @pytest.fixture(autouse=True)
 def plugged_in(monkeypatch):
-    monkeypatch.setitem(TRAINER_FORMATS, "lines", lines_format.ROW)
+    monkeypatch.setitem(FORMATS, "lines", lines_format.ROW)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_documents_of_a_row_become_rows(folder, tmp_path):
 
 
 def test_options_that_a_row_does_not_name_are_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(TRAINER_FORMATS, "lines", lines_format.ROW._replace(options=()))
+    monkeypatch.setitem(FORMATS, "lines", replace(lines_format.ROW, options=()))
     is_refused(
         ArgumentError, lambda: convert(folder, "stream", tmp_path / "out", vocab_size=20),
         match=r"vocab_size belongs to npy, .*, found \.lines files of ids",

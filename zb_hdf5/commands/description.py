@@ -32,12 +32,14 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
 from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
-from zb_hdf5.store.holders import Opening, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import reader_of, stream_index, windows_of
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.record_reader import RecordReader
@@ -62,21 +64,21 @@ SPLITS_SHOWN: Final = 3
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    opening = opening_at(path, read_as=read_as, split=split)
+    found = found_at(path, read_as=read_as, split=split)
     if split is None:
-        opening.splits_there()  # names what a loader would refuse
-    if opening.layout == STREAM_LAYOUT:
-        with opening.open_windows(opening.stream_index(), Windows.of(1, 1)) as stream:
+        found.splits_there()  # names what a loader would refuse
+    if found.layout == STREAM_LAYOUT:
+        with windows_of(found, stream_index(found), Windows.of(1, 1)) as stream:
             index = stream.index if find_index(path) else None
-            return _describe(path, stream, _describe_stream(stream), stream.paths, index, opening)
-    with opening.open() as reader:
+            return _describe(path, stream, _describe_stream(stream), stream.paths, index, found)
+    with reader_of(found) as reader:
         own = _describe_batches(reader)
         if isinstance(reader, RecordReader):
             own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(reader.paths)}
-            return _describe(path, reader, own, reader.paths, None, opening)
+            return _describe(path, reader, own, reader.paths, None, found)
         if isinstance(reader, StoreReader):
-            return _describe(path, reader, own, _files_of(reader), reader.index, opening)
-        return _describe(path, reader, own, [reader.path], None, opening)
+            return _describe(path, reader, own, _files_of(reader), reader.index, found)
+        return _describe(path, reader, own, [reader.path], None, found)
 
 
 def _files_of(reader: StoreReader) -> Sequence[Path | str]:
@@ -93,7 +95,7 @@ def _describe(
     own: dict[str, Any],
     files: Sequence[Path | str],
     index: ShardIndex | None,
-    opening: Opening,
+    found: Found,
 ) -> dict[str, Any]:
     """Return the facts of any reader, after its `own` ones: those of batches, or those of a stream."""
     meta = opened.meta
@@ -113,9 +115,9 @@ def _describe(
     damage = table_problem or size_problem
     return {
         "path": str(path),
-        "dataset": opening.foreign_dataset,
+        "dataset": found.foreign_dataset,
         **own,
-        **_describe_reads(opening),
+        **_describe_reads(found),
         "dtype": meta.dtype.name,
         "vocab_size": meta.vocab_size or None,
         "max_token": opened.max_token,
@@ -132,21 +134,21 @@ def _describe(
         **_describe_codec(opened),
         **origin,
         **({"target_problem": problem} if (problem := problem_of_targets(opened)) else {}),
-        **counts_of_left_out(opening.left_out),
+        **counts_of_left_out(found.left_out),
         **({"state": DAMAGED, "exit_code": code_of_damage(damage)} if damage else {}),
     }
 
 
-def _describe_reads(opening: Opening) -> dict[str, Any]:
+def _describe_reads(found: Found) -> dict[str, Any]:
     """Return how datasets of another program are read: by their extents, past HDF5, or not; {} of other paths.
 
     Of several files it is the first one that only HDF5 can read; else the first one.
     """
-    columns = [*(each.column for each in opening.found), opening.column]
-    found = [column for column in columns if column is not None and column.is_foreign]
-    if not found:
+    columns = [*(each.column for each in found.facts), found.column]
+    foreign = [column for column in columns if column is not None and column.is_foreign]
+    if not foreign:
         return {}
-    column = next((each for each in found if not isinstance(each.extents, Extents)), found[0])
+    column = next((each for each in foreign if not isinstance(each.extents, Extents)), foreign[0])
     extents = column.extents if isinstance(column.extents, Extents) else None
     return {
         "layout": describe_layout(extents, column.meta.batch_tokens * column.dtype.itemsize),
@@ -213,14 +215,12 @@ def _describe_codec(opened: BatchReader) -> dict[str, Any]:
 
 def _describe_stream(store: WindowReader) -> dict[str, Any]:
     boundary = store.index.meta.boundary_token_id
-    is_counted = (store.has_documents and not store.told_by) or store.backend == "npy"  # else a field is read for it
     return {
         "kind": "stream",
         "backend": store.backend,
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
-        "documents": store.document_count if is_counted else None,
-        **({"documents_field": store.told_by} if store.told_by else {}),
+        "documents": store.document_count if store.has_documents or store.backend == "npy" else None,
         "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
         "crc32": _has_crc32(store),
     }
@@ -304,8 +304,6 @@ def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any]
 
 def _describe_documents(opened: BatchReader) -> tuple[dict[str, Any] | None, ZbError | None]:
     """Return the facts of the first table of documents, None without one or of offsets only; and its damage."""
-    if isinstance(opened, WindowReader) and opened.told_by:
-        return None, None
     try:
         table = opened.documents
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
@@ -545,8 +543,6 @@ def _access_text(d: dict[str, Any]) -> str:
 
 def _document_lines(d: dict[str, Any]) -> Lines:
     """Return the number of documents, and their stored facts."""
-    if "documents_field" in d:
-        return [("documents", f"told apart by {d['documents_field']}")]
     tables = d["document_tables"] or {}
     count = d["documents"] or tables.get("documents")
     if count is None and not tables:

@@ -7,7 +7,7 @@ import os
 import resource
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -23,10 +23,11 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.packages import h5py, require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
-from zb_hdf5.store.holders import Shape, opening_at
+from zb_hdf5.store.format_list import flat_format
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import Shape
 from zb_hdf5.store.opening import open_found
 from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.trainers.trainer_formats import flat_format
 
 GOOD_RUNS: Final = 4
 #: The last version of HDF5 that has them -> number of published holes: SECURITY.md names each, and its source.
@@ -64,9 +65,8 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        opening = opening_at(path, read_as=read_as, split=split)
-        shape = Shape(1, 1) if opening.layout == STREAM_LAYOUT else Shape()
-        reader = open_found(replace(opening, shape=shape))
+        found = found_at(path, read_as=read_as, split=split)
+        reader = open_found(found, Shape(1, 1) if found.layout == STREAM_LAYOUT else Shape())
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:

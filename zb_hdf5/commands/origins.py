@@ -33,7 +33,8 @@ from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.cut_reader import CutReader
-from zb_hdf5.store.holders import Shape, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import Shape
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.shards import StoreReader
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -227,7 +228,7 @@ def _opened(
 
 def _splits_of(store: str, read_as: ReadAs) -> list[str | None]:
     """Return the splits of a store of which a state may be, that for training first; None: all together."""
-    there = opening_at(store, read_as=read_as, split=None).splits_there()
+    there = found_at(store, read_as=read_as, split=None).splits_there()
     return [*there, None] if len(there) > 1 else [AUTO_SPLIT]
 
 
@@ -236,7 +237,7 @@ def _opened_split(
 ) -> BatchReader:
     """Open a split, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
-    is_tokens = opening_at(store, read_as=read_as, split=split).layout == STREAM_LAYOUT
+    is_tokens = found_at(store, read_as=read_as, split=split).layout == STREAM_LAYOUT
     try:
         shape = Shape()
         if is_tokens:

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,7 +23,8 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.holders import Shape, opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import Shape, stream_index
 from zb_hdf5.store.opening import open_found
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -144,13 +144,13 @@ def open_to_look(
     split: str | None = None,
 ) -> BatchReader:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    opening = opening_at(path, read_as=read_as, split=split, shape=Shape(batch_size, seq_len))
-    if opening.layout != STREAM_LAYOUT:
-        return open_found(opening)
-    index = opening.stream_index()
+    found = found_at(path, read_as=read_as, split=split)
+    if found.layout != STREAM_LAYOUT:
+        return open_found(found, Shape(batch_size, seq_len))
+    index = stream_index(found)
     length = min(STREAM_SEQ_LEN, max(1, index.token_count))
     shape = Shape(batch_size or 1, seq_len or length)
-    return open_found(replace(opening, shape=shape), index=index)
+    return open_found(found, shape, index=index)
 
 
 def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:

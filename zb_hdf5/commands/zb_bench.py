@@ -47,12 +47,12 @@ def zb_bench(
     from zb_hdf5.commands import timing
     from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.spec import STREAM_LAYOUT
-    from zb_hdf5.store.holders import opening_at
+    from zb_hdf5.store.found_path import found_at
     from zb_hdf5.store.opening import open_reader, split_of_training
 
-    opening = opening_at(path, read_as=read_as, split=split or AUTO_SPLIT)
-    split = split_of_training(opening, split or AUTO_SPLIT)
-    if opening.layout == STREAM_LAYOUT:
+    found = found_at(path, read_as=read_as, split=split or AUTO_SPLIT)
+    split = split_of_training(found, split or AUTO_SPLIT)
+    if found.layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
     machine = timing.machine()  # now: its load is that of others

@@ -19,8 +19,8 @@ from zb_hdf5.console import (
     output_options,
     reading_as,
 )
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.option_groups import GroupedCommand, option_group
+from zb_hdf5.store.format_list import FORMATS
 
 if TYPE_CHECKING:
     from zb_hdf5.read_as import ReadAs

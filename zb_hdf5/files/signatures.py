@@ -116,7 +116,7 @@ def _candidates(start: bytes) -> Iterable[Signature]:
     return (*signed, *_WITHOUT_MAGIC, *(_TEXTS if may_be_text else ()))
 
 
-def _is_hdf5(look: Look) -> bool:
+def is_hdf5(look: Look) -> bool:
     """Return whether it is HDF5, whose magic may follow a block of the user: a folder has thousands of other files."""
     start = look.start
     if HDF5_MAGIC in start and any(start.startswith(HDF5_MAGIC, offset) for offset in HDF5_OFFSETS):
@@ -260,7 +260,7 @@ def _is_csv(look: Look) -> bool:
 #: The one table of signatures, in the order in which a file is compared with them.
 SIGNATURES: Final = (
     Signature("a .batch file", (BATCH_MAGIC,)),
-    Signature("an HDF5 file", fits=_is_hdf5),
+    Signature("an HDF5 file", fits=is_hdf5),
     Signature("a .npy file of numpy", (NPY_MAGIC,)),
     Signature("an .idx file of Megatron", (MEGATRON_MAGIC,)),
     Signature("a Parquet file", (PARQUET_MAGIC,), fits=_is_parquet),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,112 +20,24 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.checked import Crc32Rows
-from zb_hdf5.files.field_files import ids_among, require_no_fields, require_one_dtype
+from zb_hdf5.files.field_files import ids_among, require_no_fields
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.read_as import AS_STORED, ReadAs, is_a_stream
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
-
-if TYPE_CHECKING:  # h5py, which no other format needs
-    from zb_hdf5.formats.h5_column import Column
 
 #: Sequences or documents without ids in a file, at most.
 MAX_EMPTY: Final = 1 << 22
-#: Ids of a row that is no record, unless the user says so: one of a column, or an id and its mask.
-SHORT_ROWS: Final = range(1, 3)
 #: A loss mask of one byte for each id, in a file of its own.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
-
-
-class FlatTokens(NamedTuple):
-    """The facts of one flat file, as its headers and sizes have them: no look at it reads an id or a document.
-
-    Attributes
-    ----------
-    path
-        The file of the ids.
-    num_tokens
-        Its ids.
-    dtype
-        The dtype of an id in the file: any integer.
-    byte_offset
-        The first byte of the first id.
-    num_documents
-        Documents whose ends are stored; None: none are, and the file counts as one document. `NOT_COUNTED`: their ends
-        are stored, and `FlatFormat.num_documents` reads all of them.
-    fields
-        The fields whose values are stored beside the ids, each in a file of its own.
-    record_tokens
-        The ids of a record, of a file that holds records; None: it is a stream.
-    identity
-        The identity that the file had: another file of its name is refused when it is opened. None: any file.
-    column
-        The ids of an HDF5 file, as the look has found them; None: of another file.
-    """
-
-    path: Path
-    num_tokens: int
-    dtype: np.dtype[Any]
-    byte_offset: int = 0
-    num_documents: int | None = None
-    fields: tuple[Field, ...] = ()
-    record_tokens: int | None = None
-    identity: Identity | None = None
-    column: Column | None = None
-
-    @classmethod
-    def of(cls, column: Column) -> Self:
-        """Return the facts of an HDF5 file, by the dataset of its tokens."""
-        facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
-        return facts._replace(identity=column.identity, column=column)
-
-    def require_axes(self, axes: str | None) -> None:
-        """Refuse axes of a stream, and rows that are too short for records unless their axes are told.
-
-        Raises
-        ------
-        ArgumentError
-            If axes are told of a stream.
-        FormatError
-            If a row has one id or two: it may be one of a column, or an id and its mask.
-        """
-        if axes is not None and self.record_tokens is None:
-            raise is_a_stream(self.path, axes)
-        if axes is None and self.record_tokens in SHORT_ROWS:
-            raise FormatError(
-                f"{self.path}: expected records of at least {SHORT_ROWS.stop} tokens, found rows of "
-                f"{self.record_tokens}",
-                remedy=Remedy.RECORD_AXES,
-            )
-
-
-def require_alike(found: Sequence[FlatTokens]) -> None:
-    """Raise `FormatError` if the files of a folder differ: those of another corpus would be read unseen."""
-    require_one_dtype((each.path, each.dtype) for each in found)
-    first = found[0]
-    for each in found:
-        if each.record_tokens != first.record_tokens:
-            raise FormatError(
-                f"{each.path}: expected {_kind_of(first)}, as {first.path.name} has, found {_kind_of(each)}: move the "
-                "others to another folder, or convert each kind by itself"
-            )
-        if each.fields != first.fields:
-            expected = " and ".join(field.name for field in first.fields) or "no field"
-            names = " and ".join(field.name for field in each.fields) or "none"
-            raise FormatError(
-                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
-                "missing, or move the others to another folder"
-            )
-
-
-def _kind_of(found: FlatTokens) -> str:
-    return "a stream" if found.record_tokens is None else f"records of {found.record_tokens:,}"
 
 
 class FlatDigest(NamedTuple):
@@ -214,15 +126,8 @@ def _rows_of(digest: FlatDigest, *others: Range) -> npt.NDArray[np.uint32]:
     return digest.rows()
 
 
-class FlatFormat(ABC):
+class FlatFormat(Format, ABC):
     """The files of one flat format: how they are recognised, and what they hold. One file of the package has one.
-
-    Parameters
-    ----------
-    suffixes
-        The endings of the files by which a path is looked at: the first one is that of the ids. The table has them.
-    read_as
-        How the files are read: the dtype of ids without a header.
 
     Attributes
     ----------
@@ -238,9 +143,9 @@ class FlatFormat(ABC):
     holds_records: ClassVar[bool] = False
     documents_suffix: ClassVar[str] = ""
 
-    def __init__(self, suffixes: tuple[str, ...], read_as: ReadAs = AS_STORED) -> None:
-        self.suffixes = suffixes
-        self.read_as = read_as
+    @abstractmethod
+    def fits(self, look: Look) -> bool:
+        """Return whether a file that ends as the ids do is of this format, by its content; one without header is."""
 
     def files(self, look: Look) -> list[Path]:
         """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
@@ -260,14 +165,38 @@ class FlatFormat(ABC):
         """
         if not look.is_dir:
             is_named = self.read_as.lacks_header or look.path.name.lower().endswith(self.suffixes[0])
-            return [look.path] if is_named and self.recognises(look) else []
+            return [look.path] if is_named and self.fits(look) else []
         return self._ids_in(look, listed(look.path, self.suffixes[0]).files)
+
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        path = look.path
+        files = [] if look.is_far else self.files(look)
+        is_asked_for = backend == self.name and look.is_dir
+        if not files and not is_asked_for:
+            return None
+        self._require_asked(path, backend)
+        if not files:
+            raise FormatError(f"{path}: no {self.suffixes[0]} files of the format {self.name!r} in this folder")
+        in_split, splits = SplitFiles.at([path], files, split)
+        facts = self.facts_of(look, in_split)
+        if self.holds_records:
+            facts[0].require_axes(self.read_as.axes)
+        return Found(path, self.name, facts[0].layout, tuple(files), facts, tuple(splits))
+
+    def _require_asked(self, path: Path, backend: str) -> None:
+        """Raise `BackendError` if files of another format are asked for."""
+        if backend not in ("auto", self.name):
+            raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
+
+    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
+        """Return the facts of each file at a path. Raises as `facts`."""
+        return tuple(map(self.facts, look.each(files)))
 
     def _ids_in(self, folder: Look, files: Sequence[Path]) -> list[Path]:
         """Return those of the files in a folder that are of ids; none if the first one is of another format."""
         ids = ids_among(files, [folder.path])
         first = next(iter(ids or files), None)
-        if first is None or not self.recognises(folder.of(first)):
+        if first is None or not self.fits(folder.of(first)):
             return []
         require_no_fields(files, ids, self.field_files(ids))
         return ids
@@ -275,10 +204,6 @@ class FlatFormat(ABC):
     def field_files(self, ids: Sequence[Path]) -> list[Path]:
         """Return the files of fields that belong to files of ids, of those that end as these do."""
         return []
-
-    @abstractmethod
-    def recognises(self, look: Look) -> bool:
-        """Return whether a file that ends as the ids do is of this format, by its content; one without header is."""
 
     @abstractmethod
     def facts(self, look: Look) -> FlatTokens:

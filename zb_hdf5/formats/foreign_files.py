@@ -7,42 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import BackendError, FormatError, Remedy
+from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import Identity
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.foreign import warn_of_mask
+from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at, look_at_foreign
-from zb_hdf5.formats.registry import backend_in, hdf5_files, hdf5_suffixes
-from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 
 
 class ForeignFiles(FlatFormat):
     """HDF5 files of another program, each with one dataset of tokens: a stream, records or batches. See `FlatFormat`.
 
-    Parameters
-    ----------
-    read_as
-        The dataset that is read of each file, and the sense of its axes.
+    `read_as` names the dataset that is read of each file, and the sense of its axes.
     """
 
     sign: ClassVar[str] = "HDF5"
-
-    def __init__(self, read_as: ReadAs = AS_STORED) -> None:
-        super().__init__(hdf5_suffixes(), read_as)
 
     def files(self, look: Look) -> list[Path]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
         if look.is_far:
             return []
         if look.is_dir:
-            return self._ids_in(look, hdf5_files(look.path))
-        return [look.path] if self.recognises(look) else []
+            return self._ids_in(look, listed(look.path, *self.row.file_suffixes).files)
+        return [look.path] if self.fits(look) else []
 
-    def recognises(self, look: Look) -> bool:
-        if backend_in(look) != "hdf5":
+    def fits(self, look: Look) -> bool:
+        if not self.row.has_magic(look):
             return False
         try:
             return not is_ours(look.path)
@@ -52,8 +49,19 @@ class ForeignFiles(FlatFormat):
     def facts(self, look: Look) -> FlatTokens:
         return FlatTokens.of(look_at_foreign(look.path, self.read_as))
 
-    def found(self, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
-        """Return the facts of each file of a folder, by the dataset of the first one. Raises as `look_at_foreign`.
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        found = super().recognise(look, backend, split)
+        if found is not None:
+            warn_of_mask(self.read_as)
+        return found
+
+    def _require_asked(self, path: Path, backend: str) -> None:
+        if backend not in ("auto", self.name):
+            facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
+
+    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
+        """Return the facts of each file at a path, by the dataset of the first one. Raises as `look_at_foreign`.
 
         Raises
         ------

@@ -9,7 +9,7 @@ import os
 import struct
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.broken_file import BrokenFile
+from zb_hdf5.formats.format import Format
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCH_VERSION,
@@ -84,6 +85,16 @@ class BatchFileReader(BatchReader):
 
     def missing_digests(self) -> str:
         return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"
+
+
+class LoneBatches(Format):
+    """Lone `.batch` files."""
+
+    def open_file(self, path: Path, **options: Any) -> BatchReader:
+        return BatchFileReader(path, **options)
+
+    def open_broken(self, path: Path) -> BrokenFile:
+        return open_broken(path)
 
 
 class BatchFileWriter(FileWriter):

@@ -19,7 +19,8 @@ from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.files.signatures import NPY_MAGIC, signature_of
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import BATCHES, TokenArray
 
 NPY_MISSING: Final = ".npy files hold no digests"
@@ -115,7 +116,7 @@ class NpyArrays(FlatFormat):
     sign: ClassVar = "a header of numpy"
     holds_records: ClassVar = True
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         return look.start.startswith(NPY_MAGIC)
 
     def facts(self, look: Look) -> FlatTokens:
@@ -132,6 +133,11 @@ class NpyArrays(FlatFormat):
         record_tokens = shape[1] if len(shape) == 2 else None
         count = math.prod(shape)
         return FlatTokens(path, count, dtype, byte_offset, record_tokens=record_tokens, identity=look.identity)
+
+    def count(self, look: Look) -> tuple[int, str]:
+        shape, fortran, dtype, _ = npy_header(look)
+        remedy = UNREAD_REMEDY if refusal_of(shape, fortran, dtype) else Remedy.DIGESTS.about(str(look.path))
+        return math.prod(shape), f"{NPY_MISSING}; {remedy}"
 
 
 class NpyWriter(FileWriter):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.registry import backends
 from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX, content_fingerprint
+from zb_hdf5.store.format_list import backends
 from zb_hdf5.store.index import ShardIndex, find_index
 
 

@@ -19,8 +19,8 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatTokens, documents_sha256, require_alike
-from zb_hdf5.formats.registry import require_datasets
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, documents_sha256
+from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
     CRC32_DIGITS,
@@ -36,19 +36,12 @@ from zb_hdf5.spec import (
     stored_dtype,
 )
 from zb_hdf5.store.both_formats import stores_by_format
-from zb_hdf5.store.headerless import flat_name
+from zb_hdf5.store.format_list import HDF5, flat_format, flat_names, format_without_digests
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
+from zb_hdf5.store.recognition import flat_files, flat_name, named_by_prefix, not_recognised, require_datasets
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.way_in import way_in
-from zb_hdf5.trainers.trainer_formats import (
-    flat_files,
-    flat_format,
-    flat_names,
-    format_without_digests,
-    named_by_prefix,
-    not_recognised,
-)
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -60,8 +53,6 @@ _MAX_NAMES: Final = 3
 _DIGESTED: Final = f"{', '.join(flat_names())}, HDF5 of other programs"
 #: The key of the ids of a record, which a header has, and no digest covers.
 RECORD_TOKENS: Final = "record_tokens"
-#: The name of the format of HDF5 files, those of other programs included.
-FOREIGN_BACKEND: Final = "hdf5"
 _AGAIN: Final = "make its digests again if it is the right one"
 
 #: Called with a number of tokens.
@@ -186,7 +177,7 @@ class Digests:
             "token_count": self.num_tokens,
             "sha256": self.sha256,
         }
-        if self.backend == FOREIGN_BACKEND:
+        if self.backend == HDF5:
             known = self.read_as
             facts |= {"dataset": known.dataset, "axes": known.axes, "channel": known.channel}
             if known.unwritten is not None:
@@ -208,9 +199,9 @@ class Digests:
             if found != expected:
                 raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
         backend = require_field(value, "backend", str, where)
-        is_foreign = backend == FOREIGN_BACKEND
+        is_foreign = backend == HDF5
         if not is_foreign and flat_format(backend) is None:
-            known = " or ".join([*flat_names(), FOREIGN_BACKEND])
+            known = " or ".join([*flat_names(), HDF5])
             raise FormatError(f"{where}: expected backend {known}, found {backend!r}")
         arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())
@@ -319,30 +310,9 @@ def undigested(look: Look, read_as: ReadAs) -> Undigested | None:
         return Undigested(name, read_as, flat_files(name, look, read_as))
     if find_index(look.path) or stores_by_format(look.path):
         return None
-    from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
-
-    files = ForeignFiles().files(look)
-    return Undigested(FOREIGN_BACKEND, read_as, files) if files else None
-
-
-def _with_dataset(found: Undigested) -> Undigested:
-    """Return the same files with the name of their dataset, as the first of them tells.
-
-    Raises
-    ------
-    BackendError
-        If they have digests of their own.
-    FormatError
-        If they are HDF5 files that differ.
-    """
-    if found.backend != FOREIGN_BACKEND:
-        return found
-    from zb_hdf5.formats.foreign_files import ForeignFiles
-
-    first, *_ = ForeignFiles(found.read_as).found(found.files)
-    if first.column is None or first.column.sha256 is not None:
-        raise _has_digests(first.path)
-    return found._replace(read_as=replace(found.read_as, dataset=first.column.name))
+    foreign = format_without_digests(HDF5, AS_STORED)
+    files = [] if foreign is None else foreign.files(look)
+    return Undigested(HDF5, read_as, files) if files else None
 
 
 def _has_digests(path: Path) -> BackendError:
@@ -405,11 +375,16 @@ def write_digests(
         at_path = undigested(look, read_as)
         if at_path is None:
             raise not_in_place(look) or _has_digests(path)
-        backend, read_as, files = _with_dataset(at_path)
+        backend, read_as, files = at_path
         flat = format_without_digests(backend, read_as)
         if flat is None:
             raise _has_digests(path)
-        found = [*map(flat.facts, look.each(files))]
+        found = flat.facts_of(look, files)
+    column = found[0].column
+    if column is not None:
+        if column.sha256 is not None:
+            raise _has_digests(column.path)
+        read_as = replace(read_as, dataset=column.name)
     if flat.holds_records:
         require_alike(found)
         found[0].require_axes(read_as.axes)

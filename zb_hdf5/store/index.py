@@ -18,7 +18,6 @@ from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
 from zb_hdf5.formats.flat import FlatDigest
-from zb_hdf5.formats.registry import FORMATS, backends
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import (
     CRC32,
@@ -38,6 +37,7 @@ from zb_hdf5.spec import (
     extents_column,
     stored_dtype,
 )
+from zb_hdf5.store.format_list import FORMATS, backends
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.parsed_arrays import plain_arrays, require_arrays, require_field, require_paths, require_sha256
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text

@@ -28,7 +28,6 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
 from zb_hdf5.formats.h5_reader import HDF5Reader
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.spec import (
     CRC32_CHUNK_ROWS,
     INDEX_NAME,
@@ -39,6 +38,7 @@ from zb_hdf5.spec import (
     TokenArray,
     combine_sha256,
 )
+from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import Sharded, StoreReader

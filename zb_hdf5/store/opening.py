@@ -16,11 +16,14 @@ from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
-from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, backends
+from zb_hdf5.formats.format import Found
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
-from zb_hdf5.store.holders import Opening, Shape, opening_at
+from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import ANY_SHAPE, Shape, reader_of
+from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.token_stream import TokenStream
 
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
     from zb_hdf5.store.cache import Cache
 
 
-def split_of_training(opening: Opening, split: str | None) -> str | None:
+def split_of_training(found: Found, split: str | None) -> str | None:
     """Return the split that a loader reads of a path: of a store, "auto" is the one for training."""
-    return DEFAULT_SPLIT if opening.index is not None and split == AUTO_SPLIT else split
+    return DEFAULT_SPLIT if isinstance(found, FoundStore) and split == AUTO_SPLIT else split
 
 
 def open_reader(
@@ -102,54 +105,47 @@ def open_reader(
     OSError
         If it cannot be opened.
     """
-    opening = opening_at(
-        path,
-        backend=backend,
-        access=access,
-        verify=verify,
-        read_as=read_as,
-        split=split,
-        shape=Shape(batch_size, seq_len, overlap),
-    )
-    return open_found(opening, cache)
+    found = found_at(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    return open_found(found, Shape(batch_size, seq_len, overlap), cache)
 
 
 def open_found(
-    opening: Opening, cache: str | os.PathLike[str] | Cache | None = None, index: ShardIndex | None = None
+    found: Found,
+    shape: Shape = ANY_SHAPE,
+    cache: str | os.PathLike[str] | Cache | None = None,
+    index: ShardIndex | None = None,
 ) -> BatchReader:
     """Open what a look has found, as `open_reader` does; `index` is that of its stream, if it is known."""
-    _refuse_shape_of_windows(opening)
-    reader = _open_cached(opening, cache, index)
+    _refuse_shape_of_windows(found, shape)
+    reader = _open_cached(found, shape, cache, index)
     with on_failure(reader.close):
-        _require_shape(opening, reader)
+        _require_shape(found, shape, reader)
         if reader.rest and not reader.num_batches:
             raise ArgumentError(
-                f"{opening.path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
+                f"{found.path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
                 f"{reader.seq_len:,}; pass a smaller batch_size"
             )
     return reader
 
 
-def _refuse_shape_of_windows(opening: Opening) -> None:
+def _refuse_shape_of_windows(found: Found, shape: Shape) -> None:
     """Raise `ArgumentError` if stored batches are asked for as windows. Named records have a shape that is compared."""
-    batch_size, seq_len, overlap = opening.shape
-    is_whole = batch_size is not None and seq_len is not None and not opening.read_as.names_dataset
-    if opening.layout == BATCHES_LAYOUT and (overlap > 0 or is_whole):
-        raise ArgumentError(
-            f"{opening.path}: is no token stream: its batches have the shape that they were stored with"
-        )
+    batch_size, seq_len, overlap = shape
+    is_whole = batch_size is not None and seq_len is not None and not found.read_as.names_dataset
+    if found.layout == BATCHES_LAYOUT and (overlap > 0 or is_whole):
+        raise ArgumentError(f"{found.path}: is no token stream: its batches have the shape that they were stored with")
 
 
-def _require_shape(opening: Opening, reader: BatchReader) -> None:
+def _require_shape(found: Found, shape: Shape, reader: BatchReader) -> None:
     """Raise `ArgumentError` if stored batches have another shape than the one that is asked for."""
-    if opening.layout != BATCHES_LAYOUT:
+    if found.layout != BATCHES_LAYOUT:
         return
     stored = {"batch_size": reader.batch_size, "seq_len": reader.seq_len}
-    asked = {"batch_size": opening.shape.batch_size, "seq_len": opening.shape.seq_len}
+    asked = {"batch_size": shape.batch_size, "seq_len": shape.seq_len}
     for name, expected in stored.items():
         if asked[name] not in (None, expected):
             raise ArgumentError(
-                f"{opening.path}: expected {name}={expected}, as its batches are stored, found {asked[name]}; leave "
+                f"{found.path}: expected {name}={expected}, as its batches are stored, found {asked[name]}; leave "
                 "it out, or let a loader cut and join the records",
                 options=[name],
             )
@@ -228,31 +224,23 @@ def open_for_loader(
     For a store, "auto" is the split for training. Files of a folder that are left out are noted.
     """
     is_whole = batch_size is not None and seq_len is not None
-    opening = opening_at(
-        path,
-        backend=backend,
-        access=access,
-        verify=verify,
-        read_as=read_as,
-        split=split,
-        shape=Shape(batch_size, seq_len, overlap) if is_whole else Shape(),
-    )
-    opening = replace(opening, split=split_of_training(opening, split))
-    if opening.left_out:
-        note(f"{path}: {left_out_in_words(opening.left_out)}")
-    return _open_cached(opening, cache)
+    found = found_at(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    found = replace(found, split=split_of_training(found, split))
+    if found.left_out:
+        note(f"{path}: {left_out_in_words(found.left_out)}")
+    return _open_cached(found, Shape(batch_size, seq_len, overlap) if is_whole else ANY_SHAPE, cache)
 
 
 def _open_cached(
-    opening: Opening, cache: str | os.PathLike[str] | Cache | None, index: ShardIndex | None = None
+    found: Found, shape: Shape, cache: str | os.PathLike[str] | Cache | None, index: ShardIndex | None = None
 ) -> BatchReader:
     """Return the reader, with a cache in front of it if there is one."""
     if cache is None:
-        return opening.open(index)
+        return reader_of(found, shape, index)
     from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
 
     folder = Cache.of(cache)
-    reader = opening.open(index)
+    reader = reader_of(found, shape, index)
     with on_failure(reader.close):
         folder.attach(reader)
     return reader

@@ -23,7 +23,6 @@ from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.native import ensure_crc32_file
-from zb_hdf5.formats.registry import FORMATS, backends, detect_backend, open_chunks
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DEFAULT_SPLIT,
@@ -38,8 +37,11 @@ from zb_hdf5.spec import (
     pieces_path,
 )
 from zb_hdf5.store.both_formats import require_one_store
+from zb_hdf5.store.format_list import FORMATS, backends, load_format
 from zb_hdf5.store.index import ShardIndex, source_files
+from zb_hdf5.store.recognition import detect_backend
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.unchecked_file import open_chunks
 
 UNKNOWN_SHUFFLE: Final = "unknown"  # of an index made from shards that do not name theirs
 REPAIRED: Final = ".repaired"  # in the name of a new file
@@ -263,10 +265,10 @@ def add_crc32_file(path: Path) -> Path | None:
     with Look(path) as look:
         name = detect_backend(look) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:
-        nouns = " or ".join(row.noun for row in backends().values() if row.has_sidecar)
+        nouns = " or ".join(row.file_noun for row in backends().values() if row.has_sidecar)
         found = f", found a {name!r} file" if name else ""
         raise BackendError(f"{path}: expected {nouns}{found}")
-    with FORMATS[name].open(path) as reader:
+    with load_format(FORMATS[name]).open_file(path) as reader:
         return ensure_crc32_file(reader)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import FlatTokens
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta

@@ -28,7 +28,6 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.files.replaced_files import ReplacedFiles
-from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.signals import kept_signals
 from zb_hdf5.spec import (
     INDEX_NAME,
@@ -41,6 +40,7 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.rebuild import REPAIRED, document_tables, ensure_rows, entry_of
 from zb_hdf5.store.salvage import CountBytes, ReadBytes, RepairReport, Salvage, column_bytes
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.unchecked_file import open_chunks, open_damaged
 
 
 def repair(
@@ -124,7 +124,7 @@ def _repair_file(
     with ExitStack() as stack:
         if is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
-        broken = FORMATS[backend_of_suffix(final)].open_broken(path)
+        broken = open_damaged(path, final)
         reader = stack.enter_context(broken.reader)
         if not reader.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))

@@ -31,9 +31,10 @@ from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.h5_reader import HDF5Reader
-from zb_hdf5.formats.registry import FORMATS, backend_of_suffix, open_chunks
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, StoreMeta, TokenArray, documents_path, pieces_path
+from zb_hdf5.store.format_list import FORMATS, backend_of_suffix
+from zb_hdf5.store.unchecked_file import open_chunks
 
 #: Numbers of dropped batches or documents that a report shows.
 DROPPED_SHOWN: Final = 20

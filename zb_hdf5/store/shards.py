@@ -34,9 +34,9 @@ from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.native import sidecar_rows
-from zb_hdf5.formats.registry import FORMATS
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
     CRC32,
@@ -50,10 +50,10 @@ from zb_hdf5.spec import (
     live_fingerprint,
 )
 from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.store.format_list import FORMATS, batch_format, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.trainers.trainer_formats import format_without_digests
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
@@ -125,8 +125,8 @@ class Sharded(Tokens):
         has_tokens = index.table.values["token_count"] > 0
         first = index.shards[int(has_tokens.argmax())]
         if self.asked == "h5py":
-            has_hdf5 = first.backend in FORMATS and not FORMATS[first.backend].tokens_only
-            return self.asked if has_hdf5 else None
+            row = batch_format(first.backend)
+            return self.asked if row is not None and not row.tokens_only else None
         if column in first.columns:
             return RemoteObject.access if self.wait is Wait.FAR else self.asked
         return "pread" if first.has_extents(column) and self.asked != "mmap" else None
@@ -417,13 +417,12 @@ class Sharded(Tokens):
             reader: BatchReader = flat.open(facts, self.index.meta, self.asked, identity, digest)
         else:
             column = self.found.get(number)
-            reader = FORMATS[entry.backend].open_column(
+            reader = load_format(FORMATS[entry.backend], self.read_as).open_column(
                 path,
                 self.index.meta,
                 self.asked,
                 identity=identity,
                 column=None if isinstance(column, FlatTokens) else column,
-                read_as=self.read_as,
             )
         with on_failure(reader.close):
             is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT

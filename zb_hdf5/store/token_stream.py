@@ -11,7 +11,8 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.holders import opening_at
+from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_reader import compare_digests, stream_index
 from zb_hdf5.store.shards import ReadOptions
 from zb_hdf5.store.window_reader import WindowReader
 
@@ -43,15 +44,14 @@ class TokenStream(WindowReader):
         read_as: ReadAs = AS_STORED,
     ) -> None:
         how = ReadOptions(access=access, verify=verify, read_as=read_as)
-        opening = opening_at(path, split=split, **how)
-        index = opening.stream_index()
-        if verify == "store":
-            opening.compare_digests()
+        found = found_at(path, split=split, **how)
+        index = stream_index(found)
+        compare_digests(found)
         super().__init__(
-            opening.path,
+            found.path,
             index,
             Windows.of(1, 1),
-            found=opening.known,
+            found=found.known,
             **how,
         )
         self._split = split
@@ -104,14 +104,13 @@ class TokenStream(WindowReader):
             If this is another stream now.
         """
         with self._changing:
-            opening = opening_at(self.path, split=self._split, **self._options)
-            index = opening.stream_index()
-            if self.verify == "store":
-                opening.compare_digests()
+            found = found_at(self.path, split=self._split, **self._options)
+            index = stream_index(found)
+            compare_digests(found)
             if index.token_count < self.num_tokens:
                 raise FormatError(
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
                     f"{index.token_count:,}; open it again"
                 )
-            self.follow(index, opening.known)
+            self.follow(index, found.known)
         return self.num_tokens

@@ -30,27 +30,35 @@ from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
-from zb_hdf5.formats.registry import FORMATS, backend_in, format_of, open_chunks, require_datasets
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.digests import (
     CHUNKS_OF_FLAT_FILES,
-    FOREIGN_BACKEND,
     Count,
     Digests,
     needs_no_digests,
     not_in_place,
     undigested,
 )
-from zb_hdf5.store.headerless import flat_name
+from zb_hdf5.store.format_list import FORMATS, HDF5, batch_format, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
+from zb_hdf5.store.recognition import (
+    backend_in,
+    flat_files,
+    flat_name,
+    format_of,
+    named_by_prefix,
+    not_recognised,
+    require_datasets,
+)
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.unchecked_file import open_chunks
 from zb_hdf5.store.way_in import way_in
-from zb_hdf5.trainers.trainer_formats import flat_files, format_without_digests, named_by_prefix, not_recognised
 
 
 @dataclass
@@ -298,7 +306,7 @@ def _verify_flat(
     name, read_as, files = found
     files = SplitFiles.at([path], files, split).files
     digests.require_format(name)
-    if name == FOREIGN_BACKEND:
+    if name == HDF5:
         if read_as.names_dataset:
             digests.require_dataset(replace(read_as, dataset=read_as.dataset or digests.read_as.dataset))
         read_as = digests.read_as
@@ -484,7 +492,7 @@ class _Check:
     ) -> None:
         """Fill the report of a file."""
         flat = format_without_digests(self.flat, self.read_as)
-        if flat is not None and (self.digests is not None or self.flat not in FORMATS):
+        if flat is not None and (self.digests is not None or batch_format(self.flat) is None):
             report.backend = self.flat
             with Look(path) as look:
                 found = flat.facts(look)
@@ -494,7 +502,7 @@ class _Check:
             row = format_of(look)
             report.backend = row.name
             if not row.holds_batches:
-                report.token_count, report.missing = row.count(look)
+                report.token_count, report.missing = load_format(row).count(look)
                 return
         with open_chunks(path, self.read_as) as reader:
             if self.index is None:  # shards are announced all at once

@@ -15,11 +15,12 @@ from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
+from zb_hdf5.store.format_list import format_named
+from zb_hdf5.store.recognition import flat_name_of, source_name_of
 from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.text.lacking_text import CHAT_KINDS, IDS_COLUMNS
 from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
 from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
-from zb_hdf5.trainers.trainer_formats import flat_name_of, format_named, source_name_of
 
 #: Folders in a folder that are looked at, and those that a message names.
 MAX_FOLDERS: Final = 16

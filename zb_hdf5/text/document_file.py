@@ -11,13 +11,14 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes, row_of_source
 from zb_hdf5.errors import ConvertError
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.text.dropped import Dropped, Reason
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
 BLOCK_DOCUMENTS: Final = 1024
 BLOCK_CHARACTERS: Final = 1 << 20
 #: A text, or the reason why there is none, and the values of its other columns; None: a blank line.
-Found: TypeAlias = "tuple[str | Reason, tuple[Any, ...]] | None"
+FoundText: TypeAlias = "tuple[str | Reason, tuple[Any, ...]] | None"
 
 
 @dataclass
@@ -55,7 +56,7 @@ class DocumentFile(ABC):
     metadata_columns
         The columns of the metadata.
     max_line
-        The bytes of the longest line, or of a file that is one document; None: `bound_bytes`.
+        The bytes of the longest line, or of a file that is one document.
 
     Attributes
     ----------
@@ -87,7 +88,7 @@ class DocumentFile(ABC):
         column: str = "text",
         id_column: str = "",
         metadata_columns: Sequence[str] = (),
-        max_line: int | None = None,
+        max_line: int = BOUND_BYTES,
     ) -> None:
         self.path = path
         self.max_line = max_line
@@ -113,7 +114,7 @@ class DocumentFile(ABC):
     def row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; `FormatError` for a damaged file, `ConvertError` for a bad id."""
 
-    def _blocks(self, first: int, found: Iterable[Found]) -> Iterator[Block]:
+    def _blocks(self, first: int, found: Iterable[FoundText]) -> Iterator[Block]:
         """Group documents into blocks; their rows are numbered from `first` on."""
         block = Block()
         characters = 0

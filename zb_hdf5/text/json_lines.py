@@ -11,7 +11,7 @@ from typing import Any, Final
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.line_file import LINE_SUFFIXES, is_compressed, unpacked
-from zb_hdf5.text.document_file import Block, DocumentFile, Found
+from zb_hdf5.text.document_file import Block, DocumentFile, FoundText
 from zb_hdf5.text.dropped import Reason
 from zb_hdf5.text.utf8 import ENCODING_MARK_BYTES, NUL_SHARE, flaw_of_bytes, require_utf8, without_mark
 
@@ -95,7 +95,7 @@ class JsonLinesFile(DocumentFile):
         """Count the lines first: else each process that reads a part of the file would count them."""
         return self.__dict__ | {"_groups": self._groups}
 
-    def _document(self, line: bytes | bytearray) -> Found:
+    def _document(self, line: bytes | bytearray) -> FoundText:
         if not line or line.isspace():  # a mark alone is no line
             return None
         try:

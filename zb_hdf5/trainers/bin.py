@@ -17,7 +17,8 @@ from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import FlatFormat, FlatTokens
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
@@ -51,7 +52,7 @@ class BinFiles(FlatFormat):
             return found
         return self._ids_in(look, listed(look.path, RAW_NPY_SUFFIX).files)
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         if self.read_as.lacks_header:
             return True
         magic = int.from_bytes(look.read(MAGIC_BYTES, 0), "little")

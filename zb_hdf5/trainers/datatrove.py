@@ -23,7 +23,8 @@ from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_few_empty, require_mask
+from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_few_empty, require_mask
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import StoreMeta
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -45,7 +46,7 @@ class Datatrove(FlatFormat):
 
     sign: ClassVar = "a .ds.index beside it"
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         """Return whether it ends as nothing else does; `facts` names what is missing."""
         return look.path.name.lower().endswith(self.suffixes[0])
 

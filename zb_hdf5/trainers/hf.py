@@ -13,11 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError, ZbError, conversion_call
+from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -133,7 +135,7 @@ def open_hf(
     dtype: str = "auto",
     vocab_size: int = 0,
     max_document_tokens: int | None = None,
-    max_line: int | None = None,
+    max_line: int = BOUND_BYTES,
 ) -> IdSource:
     """Open data sets of ids as documents.
 
@@ -146,7 +148,7 @@ def open_hf(
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
     max_line
-        The bytes of the longest line; None: `bound_bytes`.
+        The bytes of the longest line.
 
     Raises
     ------
@@ -168,7 +170,7 @@ def open_hf(
             columns = files[0].columns
         else:
             files.append(kind(path, wanted))
-    if max_line is not None and columns is None:
+    if max_line != BOUND_BYTES and columns is None:
         raise ArgumentError(f"{paths[0]}: max_line is for JSON lines: leave it out", options=["max_line"])
     return IdSource(
         files,
@@ -186,16 +188,22 @@ def _has_key(path: Path, key: str) -> bool:
     return path.exists() and key in json_object(path)
 
 
-def is_hf(look: Look) -> bool:
-    """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`, of one split or several."""
-    path = look.path
-    if path.name.lower().endswith(JSON_SUFFIX) and not is_lone_json(path.name):
-        return False
-    try:
-        if look.is_dir and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
-            return True
-        first = files_of(path)[0]
-        kinds = kind_of_file(look.of(first)).kinds(first)
-    except (OSError, ZbError):
-        return False
-    return TEXT_COLUMN not in kinds and any(isinstance(kinds.get(name), np.dtype) for name in IDS_COLUMNS)
+class HuggingFace(RowsFormat):
+    """Data sets of Hugging Face: rows with lists of ids, and folders of `save_to_disk`, of one split or several."""
+
+    def fits(self, look: Look) -> bool:
+        """Return whether a path has lists of ids and no text, or is a folder of `save_to_disk`."""
+        path = look.path
+        if path.name.lower().endswith(JSON_SUFFIX) and not is_lone_json(path.name):
+            return False
+        try:
+            if look.is_dir and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
+                return True
+            first = files_of(path)[0]
+            kinds = kind_of_file(look.of(first)).kinds(first)
+        except (OSError, ZbError):
+            return False
+        return TEXT_COLUMN not in kinds and any(isinstance(kinds.get(name), np.dtype) for name in IDS_COLUMNS)
+
+    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
+        return open_hf(paths, **options)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from zb_hdf5.errors import FormatError, ZbError
+from zb_hdf5.formats.format_row import FormatRow
 
 #: The group of the entry points. Each has the name of a format, and leads to its row, or to a function that returns it.
 GROUP: Final = "zb_hdf5.formats"
 
-_Row = TypeVar("_Row")
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -20,7 +21,7 @@ class PackageError(FormatError):
     """The code of a package has failed."""
 
 
-class Installed(NamedTuple, Generic[_Row]):
+class Installed(NamedTuple):
     """The formats of installed packages.
 
     Attributes
@@ -33,45 +34,43 @@ class Installed(NamedTuple, Generic[_Row]):
         A sentence for each format that cannot be used.
     """
 
-    rows: dict[str, _Row]
+    rows: dict[str, FormatRow]
     packages: dict[str, str]
     notes: list[str]
 
 
-def load_installed(kind: type[_Row], taken: Collection[str]) -> Installed[_Row]:
+def load_installed(taken: Collection[str]) -> Installed:
     """Load the formats of all installed packages. None of them stops it.
 
     Parameters
     ----------
-    kind
-        The class of a row.
     taken
         The names of our own formats, which no package replaces.
     """
-    found: Installed[_Row] = Installed({}, {}, [])
+    found = Installed({}, {}, [])
     for each in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _package(entry))):
         package = _package(each)
         if each.name in taken or each.name in found.rows:
             found.notes.append(f"the package {package}: its format {each.name} has a name that is taken")
             continue
         try:
-            row = _row_of(each, kind)
+            row = _row_of(each)
         except Exception as error:  # whatever the code of a stranger raises
             found.notes.append(
                 f"the package {package}: its format {each.name} cannot be loaded: {error_in_words(error)}"
             )
             continue
-        found.rows[each.name] = row
+        found.rows[each.name] = replace(row, name=each.name)
         found.packages[each.name] = package
     return found
 
 
-def _row_of(entry: EntryPoint, kind: type[_Row]) -> _Row:
+def _row_of(entry: EntryPoint) -> FormatRow:
     """Load the row of one entry point."""
     found = entry.load()
-    row = found() if not isinstance(found, kind) and callable(found) else found
-    if not isinstance(row, kind):
-        raise TypeError(f"expected a {kind.__name__}, found {row!r:.80}")
+    row = found() if not isinstance(found, FormatRow) and callable(found) else found
+    if not isinstance(row, FormatRow):
+        raise TypeError(f"expected a {FormatRow.__name__}, found {row!r:.80}")
     return row
 
 

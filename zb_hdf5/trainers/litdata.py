@@ -17,6 +17,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
+from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, Columns, IdFile, IdRows, IdSource, Wanted
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
@@ -127,15 +128,6 @@ class Chunk(IdFile):
         return np.memmap(self.path, np.uint8, "r", shape=self._num_bytes).view(np.ndarray)
 
 
-def is_litdata(look: Look) -> bool:
-    """Return whether a path is a folder of litdata."""
-    try:
-        index = read_index(folders_of(look.path)[0]).values
-    except (OSError, ZbError):
-        return False
-    return "config" in index and "chunks" in index
-
-
 def _dtype_of(config: Entry) -> np.dtype[Any]:
     """Return the dtype of the ids; `FormatError` for chunks that have anything else."""
     loader = config.values.get("item_loader") or LOADER
@@ -197,3 +189,17 @@ def open_litdata(
         max_document_tokens=max_document_tokens,
         more_paths=[folder / FOLDER_INDEX for folder in folders],
     )
+
+
+class LitdataFolders(RowsFormat):
+    """Folders of litdata."""
+
+    def fits(self, look: Look) -> bool:
+        try:
+            index = read_index(folders_of(look.path)[0]).values
+        except (OSError, ZbError):
+            return False
+        return "config" in index and "chunks" in index
+
+    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
+        return open_litdata(paths, **options)

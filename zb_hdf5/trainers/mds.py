@@ -23,6 +23,7 @@ from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
+from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.id_source import Columns, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
@@ -347,14 +348,6 @@ def _encodings_of(entry: Entry) -> dict[str, tuple[Encoding, int]]:
     }
 
 
-def is_mds(look: Look) -> bool:
-    """Return whether a path is a folder of MDS."""
-    try:
-        return read_index(folders_of(look.path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
-    except (OSError, ZbError):
-        return False
-
-
 def open_mds(
     paths: Sequence[Path],
     *,
@@ -407,3 +400,16 @@ def open_mds(
         max_document_tokens=max_document_tokens,
         more_paths=[folder / FOLDER_INDEX for folder in folders],
     )
+
+
+class MdsFolders(RowsFormat):
+    """Folders of MDS."""
+
+    def fits(self, look: Look) -> bool:
+        try:
+            return read_index(folders_of(look.path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
+        except (OSError, ZbError):
+            return False
+
+    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
+        return open_mds(paths, **options)

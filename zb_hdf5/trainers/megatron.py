@@ -23,7 +23,8 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, FlatTokens, require_few_empty
+from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, require_few_empty
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, StoreMeta
 
 VERSION: Final = 1
@@ -170,7 +171,7 @@ class Megatron(FlatFormat):
             look = look.of(path.with_suffix(".BIN" if path.suffix.isupper() else ".bin"))
         return super().files(look)
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         index = look.of(_index_of(look.path))
         try:
             return index.start.startswith(MEGATRON_MAGIC) and not fairseq_dtype(index)

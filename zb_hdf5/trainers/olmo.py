@@ -26,7 +26,8 @@ from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
-from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, FlatTokens, require_mask
+from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_mask
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import NO_BOUNDARY, NOT_COUNTED, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
@@ -47,7 +48,7 @@ class OlmoFiles(FlatFormat):
     sign: ClassVar = ""
     documents_suffix: ClassVar = OLMO_DOCUMENTS_SUFFIX
 
-    def recognises(self, look: Look) -> bool:
+    def fits(self, look: Look) -> bool:
         return self.read_as.lacks_header
 
     def facts(self, look: Look) -> FlatTokens:

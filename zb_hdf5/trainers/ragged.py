@@ -24,13 +24,15 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbE
 from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.signatures import is_hdf5
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
+from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
 from zb_hdf5.formats.inspection import is_ours, look_at
-from zb_hdf5.formats.registry import backend_in, hdf5_suffixes
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
@@ -43,8 +45,6 @@ from zb_hdf5.text.lacking_text import IDS_COLUMNS
 
 #: The name of the format.
 RAGGED: Final = "ragged"
-#: The endings of its files.
-_SUFFIXES: Final = hdf5_suffixes()
 #: Names of datasets that have the lengths of documents: no others are added up.
 _LENGTH_NAMES: Final = frozenset(
     {"length", "lengths", "lens", "seq_lens", "seq_lengths", "doc_lens", "doc_lengths", "document_lengths"}
@@ -249,24 +249,9 @@ def _numbered(name: str) -> tuple[str | None, int]:
     return (None, 0) if found is None else (found[1], int(found[2]))
 
 
-def is_ragged(look: Look) -> bool:
-    """Return whether a path is an HDF5 file of documents, or a folder of such files that is no store."""
-    path = look.path
-    try:
-        if look.is_dir:
-            first = next(iter(listed(path, *_SUFFIXES).files), None)
-            return first is not None and not (path / INDEX_NAME).exists() and is_ragged(look.of(first))
-        if backend_in(look) != "hdf5" or is_ours(path):
-            return False
-        with _opened(path) as h5:
-            return bool(layouts_of(h5))
-    except (OSError, ZbError):
-        return False  # whoever opens it says so
-
-
 def names_documents(path: Path, name: str) -> bool:
     """Return whether a name in a file, or in the first one of a folder, is that of documents: of lists, or a group."""
-    with _opened(files_at([path], *_SUFFIXES)[0]) as h5:
+    with _opened(files_at([path], *HDF5_SUFFIXES)[0]) as h5:
         return _layout_named(h5, path, name) is not None
 
 
@@ -667,7 +652,7 @@ def open_ragged(
             options=["unwritten"],
         )
     files: list[IdFile] = []
-    for path in ids_at(files_at(paths, *_SUFFIXES), paths):
+    for path in ids_at(files_at(paths, *HDF5_SUFFIXES), paths):
         layout = _layout(path, dataset, offsets)._replace(fills=unwritten == FILL)
         files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
     found = IdSource(
@@ -681,3 +666,23 @@ def open_ragged(
     )
     found.identity |= {"dataset": dataset, "offsets": offsets}
     return found
+
+
+class RaggedFiles(RowsFormat):
+    """HDF5 files of documents, and folders of such files that are no store."""
+
+    def fits(self, look: Look) -> bool:
+        path = look.path
+        try:
+            if look.is_dir:
+                first = next(iter(listed(path, *HDF5_SUFFIXES).files), None)
+                return first is not None and not (path / INDEX_NAME).exists() and self.fits(look.of(first))
+            if not is_hdf5(look) or is_ours(path):
+                return False
+            with _opened(path) as h5:
+                return bool(layouts_of(h5))
+        except (OSError, ZbError):
+            return False  # whoever opens it says so
+
+    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
+        return open_ragged(paths, **options)

@@ -1,0 +1,121 @@
+"""The facts of a file of ids, and their comparison with those of the other files of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from zb_hdf5.errors import FormatError, Remedy
+from zb_hdf5.field import Field
+from zb_hdf5.files.field_files import require_one_dtype
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.read_as import is_a_stream
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
+
+if TYPE_CHECKING:  # h5py, which no other format needs
+    from zb_hdf5.formats.h5_column import Column
+
+#: Ids of a row that is no record, unless the user says so: one of a column, or an id and its mask.
+SHORT_ROWS: Final = range(1, 3)
+
+
+class FlatTokens(NamedTuple):
+    """The facts of one flat file, as its headers and sizes have them: no look at it reads an id or a document.
+
+    Attributes
+    ----------
+    path
+        The file of the ids.
+    num_tokens
+        Its ids.
+    dtype
+        The dtype of an id in the file: any integer.
+    byte_offset
+        The first byte of the first id.
+    num_documents
+        Documents whose ends are stored; None: none are, and the file counts as one document. `NOT_COUNTED`: their ends
+        are stored, and `FlatFormat.num_documents` reads all of them.
+    fields
+        The fields whose values are stored beside the ids, each in a file of its own.
+    record_tokens
+        The ids of a record, of a file that holds records; None: it is a stream.
+    identity
+        The identity that the file had: another file of its name is refused when it is opened. None: any file.
+    column
+        The ids of an HDF5 file, as the look has found them; None: of another file.
+    """
+
+    path: Path
+    num_tokens: int
+    dtype: np.dtype[Any]
+    byte_offset: int = 0
+    num_documents: int | None = None
+    fields: tuple[Field, ...] = ()
+    record_tokens: int | None = None
+    identity: Identity | None = None
+    column: Column | None = None
+
+    @classmethod
+    def of(cls, column: Column) -> Self:
+        """Return the facts of an HDF5 file, by the dataset of its tokens."""
+        facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
+        return facts._replace(identity=column.identity, column=column)
+
+    @property
+    def layout(self) -> str:
+        """The layout of the file: that of batches if it has records, of a stream else."""
+        if self.column is not None:
+            return self.column.meta.layout
+        return STREAM_LAYOUT if self.record_tokens is None else BATCHES_LAYOUT
+
+    @property
+    def record_shape(self) -> tuple[int, int]:
+        """The records that are stored together, and the ids of each, of a file that holds records."""
+        if self.column is not None:
+            return self.column.meta.shape
+        return 1, self.record_tokens or 0
+
+    def require_axes(self, axes: str | None) -> None:
+        """Refuse axes of a stream, and rows that are too short for records unless their axes are told.
+
+        Raises
+        ------
+        ArgumentError
+            If axes are told of a stream.
+        FormatError
+            If a row has one id or two: it may be one of a column, or an id and its mask.
+        """
+        if axes is not None and self.record_tokens is None:
+            raise is_a_stream(self.path, axes)
+        if axes is None and self.record_tokens in SHORT_ROWS:
+            raise FormatError(
+                f"{self.path}: expected records of at least {SHORT_ROWS.stop} tokens, found rows of "
+                f"{self.record_tokens}",
+                remedy=Remedy.RECORD_AXES,
+            )
+
+
+def require_alike(found: Sequence[FlatTokens]) -> None:
+    """Raise `FormatError` if the files of a folder differ: those of another corpus would be read unseen."""
+    require_one_dtype((each.path, each.dtype) for each in found)
+    first = found[0]
+    for each in found:
+        if each.record_tokens != first.record_tokens:
+            raise FormatError(
+                f"{each.path}: expected {_kind_of(first)}, as {first.path.name} has, found {_kind_of(each)}: move the "
+                "others to another folder, or convert each kind by itself"
+            )
+        if each.fields != first.fields:
+            expected = " and ".join(field.name for field in first.fields) or "no field"
+            names = " and ".join(field.name for field in each.fields) or "none"
+            raise FormatError(
+                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
+                "missing, or move the others to another folder"
+            )
+
+
+def _kind_of(found: FlatTokens) -> str:
+    return "a stream" if found.record_tokens is None else f"records of {found.record_tokens:,}"

@@ -1,0 +1,239 @@
+"""A format: how its files are recognised and read; and what a look at a path has found."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from zb_hdf5.errors import BackendError, Remedy
+from zb_hdf5.files.listing import listed
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
+from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
+
+if TYPE_CHECKING:  # h5py among others, which no other format needs
+    from zb_hdf5.formats.batch_reader import BatchReader
+    from zb_hdf5.formats.broken_file import BrokenFile
+    from zb_hdf5.formats.document_source import DocumentSource
+    from zb_hdf5.formats.h5_column import Column
+
+#: The layout of a path whose documents are read once, for a conversion, and not in place.
+NOT_IN_PLACE: Final = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A path as one look at it has found it, and how it is read. `found_at` makes it.
+
+    Attributes
+    ----------
+    path
+        The file or folder that is read: of a folder with a store for each format, the store that was chosen.
+    backend
+        The format of its files; of a store with files of several formats, that of the first one.
+    layout
+        "batches" or "stream", as in `StoreMeta`; `NOT_IN_PLACE`.
+    files
+        The files of ids in no store, whatever their splits are; (): a store, or one file with digests of its own.
+    facts
+        The facts of those of the split that is read.
+    splits
+        The split of each of these.
+    column
+        The tokens of a lone HDF5 file; None: of another format, or of several files.
+    access, verify, split, read_as
+        The arguments of `open_reader`.
+    """
+
+    path: Path
+    backend: str
+    layout: str
+    files: tuple[Path, ...] = ()
+    facts: tuple[FlatTokens, ...] = ()
+    splits: tuple[str, ...] = ()
+    column: Column | None = None
+    access: str = "auto"
+    verify: str = "auto"
+    split: str | None = AUTO_SPLIT
+    read_as: ReadAs = AS_STORED
+
+    @property
+    def foreign_dataset(self) -> str | None:
+        """The dataset that is read of HDF5 files of another program; None of any other path."""
+        column = self.facts[0].column if self.facts else self.column
+        return column.name if column is not None and column.is_foreign else None
+
+    @property
+    def takes_digests(self) -> bool:
+        """Whether its files hold no digests, so that they may have been made."""
+        if isinstance(self.path, RemotePath):
+            return False
+        if self.column is not None:
+            return self.column.is_foreign and self.column.sha256 is None
+        return bool(self.facts)
+
+    def splits_there(self) -> list[str | None]:
+        """Return the splits of a path whose files are all opened, that for training first; [None] if none are told.
+
+        Raises
+        ------
+        ArgumentError
+            If the names of its files tell none for sure.
+        """
+        told = train_first(named_splits(self.files, [self.path]))
+        return [*told] if len(told) > 1 else [None]
+
+    def of_split(self, split: str | None) -> Found:
+        """Return what was found of one split, of a path whose files are all opened; None: of all."""
+        if split is None:
+            return replace(self, split=None)
+        facts = tuple(each for each, own in zip(self.facts, self.splits, strict=True) if own == split)
+        return replace(self, split=split, facts=facts, splits=(split,) * len(facts))
+
+    @property
+    def left_out(self) -> tuple[Path, ...]:
+        """The files in and below the path that are named as tokens or text are, and that no split of it has."""
+        # in a third of the time of pathlib
+        endings = {f".{os.fspath(file).rpartition('.')[2].lower()}" for file in self.files}
+        return listed(self.path, *sorted(endings)).left_out if endings else ()
+
+    @property
+    def known(self) -> Mapping[int, Column | FlatTokens]:
+        """The facts of the files that the look has opened, by the numbers of the files."""
+        if self.read_as.digests is not None:
+            return {}  # the first read proves each file
+        return {0: self.column} if self.column is not None else dict(enumerate(self.facts))
+
+
+class Format:
+    """The code of one format: a subclass for each, which its row in the list names. A class is used for many paths.
+
+    The defaults are those of a file of batches, which its magic bytes mark.
+
+    Parameters
+    ----------
+    row
+        The facts of the format.
+    read_as
+        How files are read that do not tell it themselves.
+    """
+
+    def __init__(self, row: FormatRow, read_as: ReadAs = AS_STORED) -> None:
+        self.row = row
+        self.read_as = read_as
+
+    @property
+    def name(self) -> str:
+        """The name of the format."""
+        return self.row.name
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The endings of paths that are looked into; the first one is that of the ids."""
+        return self.row.suffixes
+
+    def fits(self, look: Look) -> bool:
+        """Return whether a path is of this format, by its content."""
+        return not look.is_dir and self.row.has_magic(look)
+
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        """Return what a look finds at a path of this format; None: the path is of another one.
+
+        Parameters
+        ----------
+        look
+            A look at a file or folder.
+        backend
+            The format that is asked for, or "auto".
+        split
+            The split that is asked for, for a format whose look opens each file.
+
+        Raises
+        ------
+        BackendError
+            If another format is asked for.
+        FormatError, IncompleteError
+            If it is of this format, and cannot be read.
+        """
+        if not self.fits(look):
+            return None
+        if backend not in ("auto", self.name):
+            facts = f"{look.path}: asked for backend {backend!r}, found a {self.name!r} file"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
+        return self.found_file(look)
+
+    def found_file(self, look: Look) -> Found:
+        """Return the facts of a lone file that is of this format."""
+        return Found(look.path, self.name, BATCHES_LAYOUT)
+
+    # --- files of batches -------------------------------------------------------------------------------------------
+
+    def open_file(self, path: Path, **options: Any) -> BatchReader:
+        """Open a file of batches, or the chunks of a stream; `options` go to its reader."""
+        raise NotImplementedError
+
+    def open_column(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str,
+        *,
+        identity: Identity | None = None,
+        column: Column | None = None,
+    ) -> BatchReader:
+        """Open a file of a store as one of its columns. No read is checked.
+
+        Parameters
+        ----------
+        meta
+            The column: the tokens of the store, as batches or as chunks of a stream, or the values of a field.
+        access
+            As for `open_reader`.
+        identity
+            The identity that the file had before; another file of this name is refused. None: any file.
+        column
+            The column of an HDF5 file as a look has found it; None: look now.
+        """
+        return self.open_file(path, access=access, verify="none")
+
+    def open_chunks(self, path: Path) -> BatchReader:
+        """Open a file as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
+
+        Raises
+        ------
+        UnverifiableError
+            If it is a dataset of another program, which may be chosen, without a digest: nothing in it can be compared,
+            saved or indexed.
+        """
+        return self.open_file(path, verify="none")
+
+    def open_broken(self, path: Path) -> BrokenFile | None:
+        """Open a damaged or unfinished file; None: it is read as a whole one is."""
+        return None
+
+    def count(self, look: Look) -> tuple[int, str]:
+        """Return the number of tokens of a file without digests, and the reason why it cannot be verified."""
+        raise NotImplementedError  # of a format with digests
+
+
+class RowsFormat(Format, ABC):
+    """A format whose documents are read once, in order, by a conversion: it is not read in place."""
+
+    @abstractmethod
+    def fits(self, look: Look) -> bool:
+        """Return whether a path, which ends as the row has it, is of this format, by its content."""
+
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        return Found(look.path, self.name, NOT_IN_PLACE) if self.fits(look) else None
+
+    @abstractmethod
+    def documents(self, paths: Sequence[Path], **options: Any) -> DocumentSource:
+        """Return the documents of some paths, as they were given; the row has the names of the options."""

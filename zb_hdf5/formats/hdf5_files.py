@@ -1,0 +1,68 @@
+"""HDF5 files as a format: batch stores and streams of ours, and datasets of other programs; one look tells which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zb_hdf5.errors import Remedy, UnverifiableError
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT
+from zb_hdf5.files.paths import Identity
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.foreign import NO_DIGESTS, warn_of_mask
+from zb_hdf5.formats.foreign_files import ForeignFiles
+from zb_hdf5.formats.format import Format, Found
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.inspection import look_at
+from zb_hdf5.read_as import AS_STORED
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
+
+
+class HDF5Files(Format):
+    """A lone HDF5 file, whoever has written it, or a folder of files of another program: see `ForeignFiles`."""
+
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        if look.is_dir:
+            return ForeignFiles(self.row, self.read_as).recognise(look, backend, split)
+        return super().recognise(look, backend, split)
+
+    def found_file(self, look: Look) -> Found:
+        warn_of_mask(self.read_as)
+        column = look_at(look.path, None, read_as=self.read_as)
+        return Found(look.path, self.name, column.meta.layout, column=column)
+
+    def open_file(self, path: Path, **options: Any) -> BatchReader:
+        return HDF5Reader(path, **options)
+
+    def open_column(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        access: str,
+        *,
+        identity: Identity | None = None,
+        column: Column | None = None,
+    ) -> BatchReader:
+        if meta.field is None and meta.layout == BATCHES_LAYOUT:
+            return HDF5Reader(path, access, "none")
+        return HDF5Reader(
+            path,
+            access,
+            "none",
+            meta.layout,
+            field="" if meta.field is None else meta.field.name,
+            read_as=self.read_as,
+            identity=identity,
+            column=column,
+        )
+
+    def open_chunks(self, path: Path) -> BatchReader:
+        read_as = self.read_as if self.read_as.names_dataset else AS_STORED
+        reader = HDF5Reader(path, verify="none", layout=None, read_as=read_as)
+        if reader.foreign_dataset is not None and reader.sha256 is None:
+            reader.close()
+            facts = f"{path}: {reader.foreign_dataset}: {NO_DIGESTS}"
+            raise UnverifiableError(facts, remedy=Remedy.DIGESTS, at=path)
+        return reader

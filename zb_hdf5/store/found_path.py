@@ -1,0 +1,166 @@
+"""The one look at a path: the formats of the list are asked for it in their order, and one of them has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, require_choice
+from zb_hdf5.files.listing import kept_listings
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT
+from zb_hdf5.files.paths import any_path, local_path, require_remote_access
+from zb_hdf5.files.publishing import require_present
+from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.format import Found
+from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.digests import needs_no_digests
+from zb_hdf5.store.format_list import (
+    FORMATS,
+    INSTALLED,
+    batch_formats,
+    flat_format,
+    flat_names,
+    format_without_digests,
+    load_format,
+    row_named,
+)
+from zb_hdf5.store.found_store import FoundStore, store_at
+from zb_hdf5.store.lost_index import no_index
+from zb_hdf5.store.recognition import (
+    headerless_name,
+    installed_name_of,
+    may_hold,
+    named_by_prefix,
+    no_known_file,
+    not_recognised,
+    require_datasets,
+    source_name_of,
+)
+from zb_hdf5.store.way_in import way_in
+from zb_hdf5.trainers.installed_formats import noted
+
+
+@kept_listings()
+def found_at(
+    path: str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+    access: str = "auto",
+    verify: str = "auto",
+    read_as: ReadAs = AS_STORED,
+    split: str | None = AUTO_SPLIT,
+) -> Found:
+    """Look at a path once, and return what is there. The arguments are those of `open_reader`.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument is not possible, axes are named of a stream, or `source_dtype` of files with a header.
+    BackendError
+        If the files have another format than `backend`, a dataset is named of anything but an HDF5 file, or digests of
+        files that have their own.
+    FormatError
+        If it is neither a known file nor a store, or its tokens are damaged.
+    NotFoundError
+        If there is no such file or folder.
+    """
+    path = named_by_prefix(any_path(path))
+    require_options(access, verify)
+    _require_backend_name(backend)
+    require_read_as(read_as)
+    require_remote_access(path, access)
+    require_present(path)
+    with Look(path) as look:
+        require_datasets(look, read_as)
+        found = _found_in(look, backend, read_as, split)
+        if read_as.digests is not None:
+            if not found.takes_digests:
+                raise needs_no_digests(path, read_as.digests)
+            local_path(read_as.digests)
+            found = _without_digests(look, found, read_as)
+    if isinstance(found, FoundStore) and split == AUTO_SPLIT:
+        split = None
+    return replace(found, access=access, verify=verify, read_as=read_as, split=split)
+
+
+def _require_backend_name(backend: str) -> None:
+    """Raise `ArgumentError` for a backend that neither we nor an installed package have."""
+    ours = tuple(dict.fromkeys(("auto", *batch_formats(), *flat_names())))
+    if backend in ours or flat_format(backend) is not None:
+        return
+    try:
+        require_choice("backend", backend, ours)
+    except ArgumentError as error:
+        raise noted(error, INSTALLED.notes) from None
+
+
+def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found:
+    """Ask for a store, our formats and those of packages, in this order: a store has files that others would take."""
+    if read_as.lacks_header:
+        name = headerless_name(look, backend)
+        found = load_format(FORMATS[name], read_as).recognise(look, name, split)
+    else:
+        found = store_at(look.path, backend) or _of_ours(look, backend, read_as, split)
+    if found is not None:
+        return found
+    notes: list[str] = []
+    found = _of_installed(look, backend, split, notes)
+    if found is None:
+        raise noted(_unknown(look), notes)
+    return found
+
+
+def _of_ours(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found | None:
+    """Return what one of our formats that are read in place finds at a path; None: it is of none of them."""
+    with _noting_documents(look, read_as):
+        for row in FORMATS.values():
+            if not row.has_documents and may_hold(row, look, backend):
+                found = load_format(row, read_as).recognise(look, backend, split)
+                if found is not None:
+                    return found
+    return None
+
+
+@contextmanager
+def _noting_documents(look: Look, read_as: ReadAs) -> Iterator[None]:
+    """Add a note to the error of an HDF5 file whose tokens are not told, if it has documents that are converted."""
+    try:
+        yield
+    except FormatError as error:
+        is_of_file = error.remedy is Remedy.DATASET and not look.is_dir and not read_as.names_dataset
+        if is_of_file and (name := source_name_of(look)):
+            error.add_note(f"its documents as a whole are no dataset: convert reads them, as the format {name!r}")
+        raise
+
+
+def _of_installed(look: Look, backend: str, split: str | None, notes: list[str]) -> Found | None:
+    """Return what the format of a package finds at a path; None: it is of none. Those that fail add notes.
+
+    Parameters
+    ----------
+    backend
+        The format that is asked for, or "auto".
+    """
+    name = installed_name_of(look, notes) if backend == "auto" else backend
+    row = row_named(name)
+    if row is None or name in FORMATS or not (row.is_flat and may_hold(row, look, backend)):
+        return None
+    return load_format(row).recognise(look, backend, split)
+
+
+def _unknown(look: Look) -> FormatError:
+    """Return the error of a path that no format has."""
+    return way_in(look) or not_recognised(look) or (no_index(look.path) if look.is_dir else no_known_file(look))
+
+
+def _without_digests(look: Look, found: Found, read_as: ReadAs) -> Found:
+    """Return a path whose files hold no digests as files that are compared with those that were made."""
+    flat = None if found.column is None else format_without_digests(found.backend, read_as)
+    if flat is None:
+        return found
+    facts = flat.facts_of(look, [found.path])  # looks at its axes, too
+    return replace(found, column=None, files=(found.path,), facts=facts, splits=(DEFAULT_SPLIT,) * len(facts))

@@ -1,0 +1,280 @@
+"""The readers of what a look has found: of a store, of a lone file, and of files that are in no store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
+from zb_hdf5.files.listing import name_below
+from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
+from zb_hdf5.files.paths import RemotePath, on_failure
+from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.flat import FlatDigest
+from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
+from zb_hdf5.formats.format import Found
+from zb_hdf5.formats.windows import Windows
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    DEFAULT_CHUNK_TOKENS,
+    DEFAULT_SPLIT,
+    NO_SHA256,
+    NOT_KNOWN,
+    STREAM_LAYOUT,
+    StoreMeta,
+    stored_dtype,
+)
+from zb_hdf5.store.cut_reader import FLAT_DTYPE
+from zb_hdf5.store.digests import Digests
+from zb_hdf5.store.flat_table import flat_table
+from zb_hdf5.store.format_list import FORMATS, load_format
+from zb_hdf5.store.found_store import FoundStore
+from zb_hdf5.store.index import ShardIndex, require_files
+from zb_hdf5.store.record_reader import RecordReader
+from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.window_reader import WindowReader
+
+if TYPE_CHECKING:  # h5py, which a finished store does not need
+    from zb_hdf5.formats.h5_column import Column
+
+
+class Shape(NamedTuple):
+    """The shape of batches as it is asked for; None: any."""
+
+    batch_size: int | None = None
+    seq_len: int | None = None
+    overlap: int = 0
+
+
+#: No shape is asked for.
+ANY_SHAPE: Final = Shape()
+
+
+def reader_of(found: Found, shape: Shape = ANY_SHAPE, index: ShardIndex | None = None) -> BatchReader:
+    """Return the reader of the batches of a path, or of the windows of its stream. Raises as `open_reader`.
+
+    Parameters
+    ----------
+    found
+        The path.
+    shape
+        The shape of batches as it is asked for.
+    index
+        The index of its stream, if it is known; None: look into its files.
+    """
+    if found.layout == BATCHES_LAYOUT:
+        return _batches_of(found, shape)
+    if index is None:
+        index = stream_index(found)
+    batch_size, seq_len, overlap = shape
+    if batch_size is None or seq_len is None:
+        raise ArgumentError(f"{found.path}: is a token stream: pass batch_size and seq_len for windows over it")
+    reader = windows_of(found, index, Windows.of(batch_size, seq_len, overlap))
+    if not reader.num_records:
+        reader.close()
+        more = f" and {overlap} more" if overlap else ""
+        raise ArgumentError(
+            f"{found.path}: {reader.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
+        )
+    return reader
+
+
+def windows_of(found: Found, index: ShardIndex, windows: Windows) -> WindowReader:
+    """Return the reader of windows over the files of a stream, which may be too short for one."""
+    compare_digests(found)
+    return WindowReader(
+        found.path,
+        index,
+        windows,
+        access=found.access,
+        verify=found.verify,
+        read_as=found.read_as,
+        found=found.known,
+    )
+
+
+def compare_digests(found: Found) -> None:
+    """Compare the digests of all files of the split, if `verify="store"` asks for it. Raises as `open_reader`."""
+    if found.verify == "store":
+        from zb_hdf5.store.verify import require_digests  # with h5py, which a finished store does not need
+
+        require_digests(found.path, found.split, found.read_as)
+
+
+def stream_index(found: Found) -> ShardIndex:
+    """Return the index of the files of a stream, of the split that is asked for.
+
+    Raises
+    ------
+    FormatError
+        If it holds batches, or a file is missing.
+    """
+    if found.layout != STREAM_LAYOUT:
+        raise FormatError(f"{found.path}: expected a token stream, found batches; open_reader opens them")
+    if isinstance(found, FoundStore):
+        return _index_of_store(found)
+    return _index_of_files(found) if found.column is None else _index_of_column(found, found.column)
+
+
+# --- stores --------------------------------------------------------------------------------------------------------
+
+
+def _batches_of(found: Found, shape: Shape) -> BatchReader:
+    """Return the reader of batches that are stored, or of records."""
+    if isinstance(found, FoundStore):
+        return _store_reader(found)
+    return _record_reader(found, shape) if found.facts else _file_reader(found, shape)
+
+
+def _store_reader(found: FoundStore) -> BatchReader:
+    if isinstance(found.path, RemotePath) and not found.index.complete:
+        raise IncompleteError(f"{found.path}: is still written: a store that grows is read on its own machine only")
+    compare_digests(found)
+    index = found.index.of_split(found.split)
+    require_files(found.folder, index)
+    if index.complete:
+        return StoreReader(found.folder, index, access=found.access, verify=found.verify)
+    from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
+
+    return LiveReader(found.folder, index, found.access, found.verify)
+
+
+def _index_of_store(found: FoundStore) -> ShardIndex:
+    index = found.index.of_split(found.split)
+    values = index.table.values
+    if not all(values["complete"]):
+        name = values["path"][list(values["complete"]).index(False)]
+        raise IncompleteError(f"{found.folder / name}: its writer has not finished; make it again")
+    require_files(found.folder, index)
+    return index
+
+
+# --- a lone file with batches, or with a stream of ours ------------------------------------------------------------
+
+
+def _file_reader(found: Found, shape: Shape) -> BatchReader:
+    _require_no_split(found)
+    looked: dict[str, object] = {}
+    if found.column is not None:
+        looked = {"column": found.column, "read_as": found.read_as}
+    code = load_format(FORMATS[found.backend])
+    reader = code.open_file(found.path, access=found.access, verify=found.verify, **looked)
+    with on_failure(reader.close):
+        if reader.foreign_dataset is not None:
+            if shape.batch_size is not None and reader.batch_size == 1:
+                reader.join_records(shape.batch_size)
+        elif reader.complete:
+            reader.record_documents = StoreDocuments.of_file(reader, found.verify, found.access)
+    return reader
+
+
+def _index_of_column(found: Found, column: Column) -> ShardIndex:
+    _require_no_split(found)
+    entry = ShardEntry(
+        found.path.name,
+        found.backend,
+        0,
+        column.num_units,
+        column.num_tokens,
+        column.sha256 or NO_SHA256,
+        document_count=_documents_of(column),
+        complete=column.complete,
+        fields={field.name: FieldDigest() for field in column.meta.fields},
+        compressed=column.compressed,
+    )
+    return ShardIndex(column.meta, [entry])
+
+
+def _documents_of(column: Column) -> int:
+    """Return the number of documents of a stream; -1: not known."""
+    if column.is_foreign:
+        return NOT_KNOWN
+    if column.complete:
+        return column.meta.document_count
+    from zb_hdf5.documents.document_offsets import DocumentOffsets
+
+    # a killed writer may have been ahead with documents
+    with closing(DocumentOffsets(column.path, column.num_tokens, column.identity)) as offsets:
+        return len(offsets.rows()) - 1
+
+
+def _require_no_split(found: Found) -> None:
+    """Raise `ArgumentError` if a split is asked for that is neither that of a lone file nor that of its name."""
+    path = found.path
+    asked = split_named(found.split)
+    if asked not in (None, AUTO_SPLIT, DEFAULT_SPLIT, *named_splits([path], [path])):
+        raise ArgumentError(f"{path}: split={found.split!r} needs a store, found one file without it in its name")
+
+
+# --- files of other programs ---------------------------------------------------------------------------------------
+
+
+def _record_reader(found: Found, shape: Shape) -> BatchReader:
+    index = _index_of_files(found)
+    compare_digests(found)
+    size, length = found.facts[0].record_shape
+    if size == 1:
+        size = shape.batch_size or size
+    return RecordReader(
+        found.path,
+        index,
+        Windows.of(size, length),
+        access=found.access,
+        verify=found.verify,
+        read_as=_with_dataset(found).read_as,
+        found=found.known,
+    )
+
+
+def _with_dataset(found: Found) -> Found:
+    """Return files of another program with the name of their dataset, if they have one."""
+    dataset = found.foreign_dataset
+    return found if dataset is None else replace(found, read_as=replace(found.read_as, dataset=dataset))
+
+
+def _index_of_files(found: Found) -> ShardIndex:
+    """Return the index of the files as chunks of one stream, whatever the axes of datasets are."""
+    read_as = _with_dataset(found).read_as
+    folder = os.path.join(found.path if found.path.is_dir() else found.path.parent, "")
+    names = [os.fspath(each.path).removeprefix(folder) for each in found.facts]
+    digests = {} if read_as.digests is None else _digests_of(found, Digests.load(read_as.digests), names)
+    columns = [each.column for each in found.facts if each.column is not None]
+    meta = _meta_of_columns(found, columns) if columns else _meta_of_ids(found.facts)
+    table = flat_table(found.backend, names, found.facts, list(found.splits), digests)
+    source = {} if columns else {FLAT_DTYPE: np.result_type(*{each.dtype for each in found.facts}).str}
+    return ShardIndex(meta, table, source=source, digests=digests, read_as=read_as)
+
+
+def _digests_of(found: Found, made: Digests, names: Sequence[str]) -> dict[str, FlatDigest]:
+    """Return the digests that were made of some files, by their names."""
+    known = made.require_all(found.path, found.backend, found.facts)
+    if found.foreign_dataset is not None:
+        made.require_dataset(_with_dataset(found).read_as)
+    return {name: known[name_below(found.path, each.path)] for name, each in zip(names, found.facts, strict=True)}
+
+
+def _meta_of_ids(facts: Sequence[FlatTokens]) -> StoreMeta:
+    """Return the stream of files of ids, which become uint16 where that holds the dtypes of all, else uint32."""
+    require_alike(facts)
+    is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in facts)
+    dtype = stored_dtype("uint16" if is_small else "uint32")
+    return StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT, fields=facts[0].fields)
+
+
+def _meta_of_columns(found: Found, columns: Sequence[Column]) -> StoreMeta:
+    """Return the stream of the datasets of HDF5 files of another program."""
+    from zb_hdf5.formats.h5_tokens import require_access
+
+    for column in columns:
+        require_access(column, found.access)
+    first = columns[0].meta
+    unfit = tuple(sorted({each for column in columns for each in column.meta.unfit}))
+    return StoreMeta(1, DEFAULT_CHUNK_TOKENS, first.dtype, layout=STREAM_LAYOUT, fields=first.fields, unfit=unfit)

@@ -1,0 +1,296 @@
+"""The formats of the list at a path, by its name and its content: each question is asked of one look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, conversion_call
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.store.format_list import (
+    FORMATS,
+    INSTALLED,
+    add_installed,
+    backends,
+    batch_formats,
+    flat_format,
+    flat_names,
+    load_format,
+    row_named,
+)
+from zb_hdf5.trainers.installed_formats import first_of
+
+# numpy, and whatever else the help of the commands does not need, is imported where it is used
+
+#: The endings of ids and of their documents, of formats whose own programs leave them out of a path.
+PREFIX_ENDINGS: Final = ((".bin", ".idx"), (".ds", ".ds.index"))
+
+
+def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
+    """Return whether a path ends or begins as those of a format do, so that its code is asked.
+
+    Parameters
+    ----------
+    backend
+        The format that is asked for, or "auto": a folder may be said to have files of a format.
+    """
+    if row.is_flat or row.has_documents:
+        is_asked_for = row.is_flat and backend == row.name and look.is_dir
+        return is_asked_for or _has_suffix(look, row.suffixes)
+    if not look.is_dir:
+        return row.has_magic(look)
+    from zb_hdf5.files.listing import listed
+
+    return bool(row.place) and not look.is_far and bool(listed(look.path, *row.file_suffixes).files)
+
+
+def _has_suffix(look: Look, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a file ends in one of the suffixes, or a folder has files that do, in or below it.
+
+    A hidden file in a folder that has such a name marks it, as `.zarray` does.
+    """
+    path = look.path
+    if look.is_far:
+        return False
+    if look.is_dir:
+        from zb_hdf5.files.listing import listed
+
+        return bool(listed(path, *suffixes).names) or any((path / suffix).exists() for suffix in suffixes)
+    return path.name.lower().endswith(suffixes)
+
+
+# --- files of batches ----------------------------------------------------------------------------------------------
+
+
+def backend_in(look: Look) -> str:
+    """Return the name of the first backend whose magic bytes a file carries; "": none."""
+    return next((name for name, row in backends().items() if row.has_magic(look)), "")
+
+
+def detect_backend(look: Look) -> str:
+    """Return the name of the first backend whose magic bytes a file carries."""
+    if name := backend_in(look):
+        return name
+    raise no_known_file(look)
+
+
+def no_known_file(look: Look) -> FormatError:
+    """Return the error of a file that carries the magic bytes of no backend."""
+    path = look.path
+    head = look.start[:8]
+    known = ", ".join(f"{row.file_noun} (magic {row.magic_bytes()!r})" for row in backends().values())
+    ours = {".partial", *(suffix for row in batch_formats().values() for suffix in row.file_suffixes)}
+    remedy = None if path.suffix in ours else Remedy.CONVERT
+    facts = (
+        f"{path}: no known file: expected a store, a stream, {known}, found {repr(head) if head else 'an empty file'}"
+    )
+    return FormatError(facts, remedy=remedy, at=path)
+
+
+def format_of(look: Look) -> FormatRow:
+    """Return the format of a file: by its magic bytes, or by the suffix of a format without batches."""
+    rows = batch_formats().values()
+    plain = (row for row in rows if not row.holds_batches and row.suffix == look.path.suffix)
+    return next(plain, None) or FORMATS[detect_backend(look)]
+
+
+def require_datasets(look: Look, read_as: ReadAs) -> None:
+    """Raise `BackendError` if a dataset, or its axes, are named of files that have none, or that are in a store."""
+    if not read_as.names_dataset:
+        return
+    from zb_hdf5.files.listing import listed
+    from zb_hdf5.spec import INDEX_NAME
+
+    path = look.path
+    name, value = next(iter(read_as.given.items()))
+    kinds = [row for row in batch_formats().values() if row.has_axes and not (read_as.needs_hdf5 and row.tokens_only)]
+    facts = f"{path}: {name}={value!r} needs {' or '.join(row.file_noun for row in kinds)}"
+    if look.is_dir or path.name == INDEX_NAME:
+        is_local = look.is_dir and not look.is_far
+        suffixes = [suffix for row in kinds for suffix in row.file_suffixes]
+        if not is_local or (path / INDEX_NAME).exists() or not listed(path, *suffixes).files:
+            raise BackendError(f"{facts}, found a folder", options=[name])
+        return
+    found = format_of(look)
+    if found not in kinds:
+        raise BackendError(f"{facts}, found a {found.name!r} file", options=[name])
+
+
+# --- files of ids --------------------------------------------------------------------------------------------------
+
+
+def flat_files(name: str, look: Look, read_as: ReadAs = AS_STORED) -> list[Path]:
+    """Return the files at a path that are a stream of a flat format, by their names and their content.
+
+    Parameters
+    ----------
+    name
+        The format, which is flat.
+    look
+        A look at a file, or at a folder of files.
+    read_as
+        How they are read: files without a header may have any suffix.
+    """
+    from zb_hdf5.files.listing import kept_listings
+
+    row = row_named(name)
+    if row is None or look.is_far:
+        return []
+    with kept_listings():
+        is_named = read_as.lacks_header or _has_suffix(look, row.suffixes)
+        found = flat_format(name, read_as) if is_named else None
+        return [] if found is None else found.files(look)
+
+
+def flat_name_of(look: Look) -> str:
+    """Return the name of the flat format that a path holds, which has a header; "": none."""
+    ours = next((name for name in flat_names() if flat_files(name, look)), "")
+    if ours or is_store(look):
+        return ours
+    found = installed_name_of(look, [])
+    return found if flat_format(found) is not None else ""
+
+
+def flat_name(look: Look, read_as: ReadAs = AS_STORED) -> str:
+    """Return the name of the flat format that a path holds; "": none. Raises as `headerless_name`."""
+    return headerless_name(look) if read_as.lacks_header else flat_name_of(look)
+
+
+def is_store(look: Look) -> bool:
+    """Return whether a path is a store, or a file with the magic bytes of one. No package reads a URL."""
+    from zb_hdf5.spec import INDEX_NAME
+
+    path = look.path
+    if look.is_far:
+        return True
+    return (path / INDEX_NAME).exists() if look.is_dir else path.name == INDEX_NAME or bool(backend_in(look))
+
+
+def headerless_name(look: Look, backend: str = "auto") -> str:
+    """Return the name of the format of files without a header at a path; files that have one are refused.
+
+    Parameters
+    ----------
+    backend
+        The format that is asked for, or "auto".
+
+    Raises
+    ------
+    ArgumentError
+        If they have a header, by which their dtype is known.
+    BackendError
+        If they are not of this machine, or the files of `backend` have a header.
+    """
+    from zb_hdf5.spec import STREAM_LAYOUT
+    from zb_hdf5.store.both_formats import stores_by_format
+    from zb_hdf5.store.index import find_index
+
+    path = look.path
+    if look.is_far:
+        raise BackendError(f"{path}: source_dtype needs files of this machine, found a URL", options=["source_dtype"])
+    if look.is_dir:
+        known = "store" if find_index(path) or stores_by_format(path) else flat_name_of(look)
+    else:
+        known = backend_in(look) or _flat_name_in(look)
+    line = ""
+    if not known and (known := source_name_of(look)):
+        line = f", and convert it: {conversion_call(path, STREAM_LAYOUT)}"
+    if known:
+        raise ArgumentError(
+            f"{path}: source_dtype is for files without a header, found {known!r}: leave it out{line}",
+            options=["source_dtype"],
+        )
+    name = headerless_name_of(look) if backend == "auto" else backend
+    if name not in FORMATS or not FORMATS[name].lacks_header:
+        raise BackendError(
+            f"{path}: asked for backend {backend!r}, whose files have a header: leave out source_dtype",
+            options=["source_dtype"],
+        )
+    return name
+
+
+def _flat_name_in(look: Look) -> str:
+    """Return the name of the flat format of a file with a header, whatever its suffix is; "": none."""
+    return next((name for name in flat_names() if (each := flat_format(name)) and each.fits(look)), "")
+
+
+def headerless_name_of(look: Look) -> str:
+    """Return the name of the format of files without a header: by their suffix, or by those in a folder."""
+    names = [name for name, row in FORMATS.items() if row.lacks_header]
+    return next((name for name in names if _has_suffix(look, FORMATS[name].suffixes)), names[-1])
+
+
+def not_recognised(look: Look) -> FormatError | None:
+    """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
+
+    Of a folder, it is that of its first such file.
+    """
+    from zb_hdf5.files.listing import listed
+
+    if look.is_far:
+        return None
+    path = file = look.path
+    if look.is_dir:
+        suffixes = tuple({FORMATS[name].suffix for name in flat_names()})
+        file = next(iter(listed(path, *suffixes).files), path)
+    name_of_file = file.name.lower()
+    found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(FORMATS[name].suffixes)}
+    if not found:
+        return None
+    if line := _line_of_fairseq(look, file):
+        return FormatError(f"{file}: expected an index of Megatron, found one of fairseq, without documents: {line}")
+    signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
+    signed = " or ".join(signs)
+    if file.is_file() and not look.of(file).num_bytes:
+        return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
+    return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
+
+
+def _line_of_fairseq(look: Look, path: Path) -> str:
+    """Return the call for the ids of fairseq, whose index is named as that of Megatron is; "": of another file."""
+    from zb_hdf5.trainers.megatron import fairseq_dtype
+
+    index = path.with_suffix(".idx")
+    if path.suffix not in (".bin", ".idx") or not index.is_file():
+        return ""
+    dtype = fairseq_dtype(look.of(index))
+    ids = path.with_suffix(".bin")
+    return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
+
+
+def named_by_prefix(path: Path) -> Path:
+    """Return the file of ids that a path without an ending stands for, as `--data-path` of Megatron takes it.
+
+    That is `corpus.bin` beside `corpus.idx`, or `corpus.ds` beside `corpus.ds.index`; any other path is returned.
+    """
+    if isinstance(path, RemotePath) or not path.name or path.exists():
+        return path
+    for ids, documents in PREFIX_ENDINGS:
+        found = path.with_name(path.name + ids)
+        if found.is_file() and path.with_name(path.name + documents).is_file():
+            return found
+    return path
+
+
+# --- files of rows, and those of packages --------------------------------------------------------------------------
+
+
+def source_name_of(look: Look) -> str:
+    """Return the name of our format that a path holds, of those whose documents a conversion reads; "": none."""
+    return next((name for name, row in FORMATS.items() if _has_documents(row, look)), "")
+
+
+def _has_documents(row: FormatRow, look: Look) -> bool:
+    """Return whether a path is of a format whose documents are read once."""
+    return row.has_documents and may_hold(row, look) and load_format(row).fits(look)
+
+
+def installed_name_of(look: Look, notes: list[str]) -> str:
+    """Return the name of the format of an installed package that a path holds; "": none. Those that fail add notes."""
+    add_installed()
+    notes += INSTALLED.notes
+    rows = INSTALLED.rows
+    return first_of(rows, lambda name: bool(flat_files(name, look)) or _has_documents(rows[name], look), notes)

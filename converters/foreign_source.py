@@ -12,11 +12,20 @@ from typing import Any
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import STREAM
-from zb_hdf5.converters.options import ArrayOptions, DatasetOptions, ForeignOptions, LossOptions, Settings
+from zb_hdf5.converters.options import (
+    ArrayOptions,
+    DatasetOptions,
+    ForeignOptions,
+    KeptOptions,
+    LossOptions,
+    Settings,
+    SplitNames,
+)
 from zb_hdf5.converters.split_arrays import arrays_of_splits
+from zb_hdf5.converters.stream_source import StreamSource, require_no_unfit
 from zb_hdf5.errors import ConvertError, conversion_call
 from zb_hdf5.files.field_files import ids_at
-from zb_hdf5.files.listing import files_at, listed
+from zb_hdf5.files.listing import files_at, listed, require_named_once
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
@@ -26,8 +35,9 @@ from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at_foreign
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
+from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.format_list import batch_format
 from zb_hdf5.store.index import find_index
@@ -113,13 +123,15 @@ class ForeignSource(ArraySource):
         self._with_digest = []
 
 
-def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
+def open_foreign(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
     read_as = settings.of(DatasetOptions).read_as
     known = settings.looks.columns(read_as)
     if not known:  # else it was told when they were found
         warn_of_mask(read_as)
     columns = _look_at_all(ids_at(files_at(paths, *HDF5_SUFFIXES), paths), read_as, known)
+    if settings.target.is_stream and columns[0].told_by:
+        return _told_stream(paths, columns, settings)
     if settings.target.is_stream:
         _require_documents(paths[0], settings.target.format, columns[0])
     tokens_only = settings.of(LossOptions).tokens_only
@@ -127,10 +139,7 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
     if tokens_only and (row is None or not row.tokens_only):
         columns = [_with_fields(column, DOCUMENTS_COLUMNS if settings.target.is_stream else ()) for column in columns]
     elif not tokens_only:
-        for column in columns:
-            require_no_unfit(column.path, column.meta)
-        if left_out := sorted({name for column in columns for name in column.left_out}):
-            warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
+        _require_all_fields(columns)
     options = array_options(settings)
     if row is not None:
         options["batch_size"] = settings.of(ForeignOptions).batch_size
@@ -141,6 +150,30 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource:
         partial(ForeignSource, read_as=read_as),
         options,
     )
+
+
+def _told_stream(paths: list[Path], columns: list[Column], settings: Settings) -> StreamSource:
+    """Return token streams as the documents that a field tells apart."""
+    how = settings.of(ForeignOptions)
+    options = KeptOptions(dtype=how.dtype, vocab_size=how.vocab_size, split=settings.of(SplitNames).split)
+    read_as = settings.of(DatasetOptions).read_as
+    require_named_once(paths, "documents")
+    source = StreamSource({path: settings.looks.at(path, read_as=read_as) for path in paths}, options)
+    if settings.of(LossOptions).tokens_only:
+        source.fields = ()
+    else:
+        _require_all_fields(columns)
+    note(f"{columns[0].path}: field {columns[0].told_by!r} tells its documents apart")
+    source.description |= {"dataset": columns[0].name, "documents": columns[0].told_by}
+    return source
+
+
+def _require_all_fields(columns: list[Column]) -> None:
+    """Refuse values named as targets that are none, and warn of others that can be no fields."""
+    for column in columns:
+        require_no_unfit(column.path, column.meta)
+    if left_out := sorted({name for column in columns for name in column.left_out}):
+        warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
 
 
 def _with_fields(column: Column, names: Collection[str]) -> Column:
@@ -157,16 +190,6 @@ def _require_documents(path: Path, target: str, column: Column) -> None:
         raise ConvertError(
             f"{path}: expected documents for {target}, found a dataset of ids without them: convert it to batches: "
             f"{conversion_call(path, 'hdf5', dataset=column.name)}"
-        )
-
-
-def require_no_unfit(path: Path, meta: StoreMeta) -> None:
-    """Raise `ConvertError` if values beside tokens have the name of targets, and cannot be converted with them."""
-    for name, words in meta.unfit:
-        raise ConvertError(
-            f"{path}: expected one number for each token in {name}, found {words}; tokens_only converts the tokens "
-            "alone",
-            options=["tokens_only"],
         )
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion, ShardRange
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
@@ -238,7 +237,7 @@ class FormatOptions:
     offsets: str | None = in_words("found by their content")
     unwritten: str | None = off(None)
     max_document_tokens: int | None = off(None)
-    max_line: int = in_words("256MiB", BOUND_BYTES)
+    max_line: int | None = in_words("256MiB")
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ class TextOptions:
     no_boundary: bool = off(False)
     max_document_tokens: int | None = off(None)
     max_dropped: float = DEFAULT_MAX_DROPPED
-    max_line: int = in_words("256MiB", BOUND_BYTES)
+    max_line: int | None = in_words("256MiB")
     shard_per_source: bool = off(False)
     threads: int | None = in_words("its share of the cores")
 

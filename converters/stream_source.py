@@ -13,17 +13,17 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
-from zb_hdf5.converters.foreign_source import require_no_unfit
 from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.documents.document_table import DocumentTable, DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
+from zb_hdf5.field import Field
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.formats.format import Found
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, TokenArray, documents_path, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, StoreMeta, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.format_list import flat_format, row_named
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.window_reader import WindowReader
@@ -91,10 +91,10 @@ class StreamFile(NamedTuple):
                 return view
         return _read_units(tokens, base, (start, stop), self.unit)
 
-    def read_fields(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
-        """Return the values of each field for consecutive tokens of the file; None if there are no fields."""
+    def read_fields(self, fields: Sequence[Field], start: int, stop: int) -> dict[str, npt.NDArray[Any]] | None:
+        """Return the values of some fields for consecutive tokens of the file; None if there are none."""
         found = {}
-        for field in self.stream.meta.fields:
+        for field in fields:
             values = self.stream.field(field.name).tokens
             size = field.size
             base = values.starts[self.number]
@@ -273,9 +273,25 @@ class StreamSource(DocumentSource):
             if wanted is not None and not wanted.any():
                 continue
             facts = table.rows(begin, end)
-            block = _block(file, begin, edges, facts)._replace(read=int(edges[-1] - base) * self.dtype.itemsize)
+            block = self._block(file, begin, edges, facts)._replace(read=int(edges[-1] - base) * self.dtype.itemsize)
             self._require_boundary(block)
             yield from _by_source(block, facts, wanted)
+
+    def _block(self, file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
+        """Return consecutive documents of a file, from their edges on, as if all were from this file."""
+        start = int(edges[0])
+        stop = int(edges[-1])
+        count = len(edges) - 1
+        return Encoded(
+            file.read_tokens(start, stop),
+            np.diff(edges),
+            str(file.path),
+            np.arange(first + 1, first + count + 1, dtype=np.uint64) if facts.rows is None else facts.rows,
+            facts.ids,
+            facts.metadata,
+            fields=file.read_fields(self.fields, start, stop),
+            spans=facts.spans,
+        )
 
     def _require_boundary(self, block: Encoded) -> None:
         """Raise `ConvertError` if a document does not end with the token that the caller has named."""
@@ -365,23 +381,6 @@ def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -
         first = end
 
 
-def _block(file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
-    """Return consecutive documents of a file, from their edges on, as if all were from this file."""
-    start = int(edges[0])
-    stop = int(edges[-1])
-    count = len(edges) - 1
-    return Encoded(
-        file.read_tokens(start, stop),
-        np.diff(edges),
-        str(file.path),
-        np.arange(first + 1, first + count + 1, dtype=np.uint64) if facts.rows is None else facts.rows,
-        facts.ids,
-        facts.metadata,
-        fields=file.read_fields(start, stop),
-        spans=facts.spans,
-    )
-
-
 def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None) -> Iterator[Encoded]:
     """Yield the documents that are wanted, those of one source at once."""
     sources = facts.sources
@@ -406,6 +405,16 @@ def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterat
         tokens = file.read_tokens(begin, end)
         lengths = np.array([len(tokens)])
         yield Encoded(tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize)
+
+
+def require_no_unfit(path: Path, meta: StoreMeta) -> None:
+    """Raise `ConvertError` if values beside tokens have the name of targets, and cannot be converted with them."""
+    for name, words in meta.unfit:
+        raise ConvertError(
+            f"{path}: expected one number for each token in {name}, found {words}; tokens_only converts the tokens "
+            "alone",
+            options=["tokens_only"],
+        )
 
 
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:

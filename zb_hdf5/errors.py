@@ -66,6 +66,7 @@ class Remedy(StrEnum):
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
     MAX_LINE = "if it is right, pass a larger max_line, such as '1GiB'"
+    BOUND = "if it is right, set ZB_MAX_LINE={at} in the environment"
     FORCE = "force=True takes the position all the same"
 
     def about(self, at: str) -> str:
@@ -119,7 +120,7 @@ class ZbError(Exception):
     at
         The object of the remedy: a path; for `LEAVE_OUT` how much is left out, for `OTHER_KIND` the kind, for
         `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are, for `IDS` the column, for
-        `MISSING_PARTS` the numbers of the parts.
+        `MISSING_PARTS` the numbers of the parts, for `BOUND` a size.
     options
         The names of arguments in the message; the command line has a flag for each.
     """

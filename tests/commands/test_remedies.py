@@ -36,7 +36,7 @@ def test_the_command_to_type_takes_the_place_of_the_words_but_not_in_a_quoted_er
         assert str(error) == f"/a{{b}}: expected 1, found 2; {remedy.about('/a{b}')}"
         assert error.facts == "/a{b}: expected 1, found 2"
         assert message_of(error) == f"{error.facts}; {TYPED[remedy].replace('{at}', '/a{b}')}"
-        assert re.search(r"'zb \w+|--\w+", message_of(error))
+        assert re.search(r"'zb \w+|--\w+|'export \w+=", message_of(error))
     for remedy in (Remedy.REPAIR, Remedy.REBUILD, Remedy.REBUILD_FORCE, Remedy.CRC32):  # which refuse a URL
         message = message_of(FormatError("expected 1, found 2", remedy=remedy, at="s3://bucket/train"))
         assert "s3://" not in message

@@ -6,11 +6,12 @@ import json
 import os
 import socket
 
+import numpy as np
 import pytest
 from commandline import one_error, run_zb
 from interpreter import run_program
 
-from zb_hdf5 import ArgumentError, FormatError, convert
+from zb_hdf5 import ArgumentError, FormatError, convert, write_digests
 from zb_hdf5.files.bounded import LINE_PART_BYTES, lines_of
 from zb_hdf5.text.training import train_tokenizer
 
@@ -106,6 +107,7 @@ def test_a_giant_that_is_read_whole_is_refused_in_little_memory(name, tmp_path):
     assert (name in done.stderr, "at most 256.0 MiB, found" in done.stderr) == (True, True), done.stderr
     has_option = name.endswith((".jsonl", ".txt", ".jsonl.gz", ".jsonl.zst")) or name == "a.json"
     assert has_option == ("pass --max-line 1GiB" in done.stderr), done.stderr
+    assert has_option != ("run 'export ZB_MAX_LINE=3GiB' first" in done.stderr), done.stderr
     assert not {word for word in ("Traceback", "expected JSON") if word in done.stderr}
 
 
@@ -149,6 +151,38 @@ def test_an_option_moves_the_bound(name, tmp_path, monkeypatch):
     assert message.endswith("if it is right, pass --max-line 1GiB to 'zb convert' or 'zb tokenizer train'")
     run_zb(*command, "--max-line", "4KiB", code=0)
     assert "'much' is not a size such as 512MB" in run_zb(*command, "--max-line", "much").output
+
+
+#: The file that is read whole, and the command that reads it.
+WHOLE = {
+    "store/shards.json": ("info", "store"),
+    "mds/index.json": ("convert", "mds", "out", "--from", "mds", "--to", "stream", "--workers", 1),
+    "tok.json": ("convert", "a.txt", "out", "--to", "stream", "--tokenizer", "hf:tok.json", "--workers", 1),
+    "a.npy.digests": ("verify", "a.npy", "--digests", "a.npy.digests"),
+    "a.jsonl": ("convert", "a.jsonl", "out", *TO_STREAM),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_environment_moves_every_bound(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.arange(64, dtype=np.uint16))
+    convert("a.npy", "hdf5", "store", batch_size=1, seq_len=64, workers=1)
+    convert("a.npy", "mds", "mds", tokens_only=True, workers=1)
+    write_digests("a.npy", "a.npy.digests")
+    (tmp_path / "a.txt").write_text("x y x y\n" * 9)
+    (tmp_path / "a.jsonl").write_text(LONG["two.jsonl"][0])
+    train_tokenizer(["a.txt", "a.jsonl"], "tok.json", 300)
+    monkeypatch.setenv("ZB_MAX_LINE", "40")
+    message = one_error(run_zb(*WHOLE[name]), 1)
+    assert f"{name}: expected a" in message
+    assert "at most 40 bytes, found" in message
+    if name != "a.jsonl":
+        assert message.endswith("if it is right, run 'export ZB_MAX_LINE=1GiB' first")
+    monkeypatch.setenv("ZB_MAX_LINE", "1GiB")
+    run_zb(*WHOLE[name], code=0)
+    monkeypatch.setenv("ZB_MAX_LINE", "much")
+    assert "ZB_MAX_LINE: 'much' is not a size such as 512MB or 1GiB" in one_error(run_zb(*WHOLE[name]), 2)
 
 
 def test_a_call_moves_the_bound_by_a_size_in_words(tmp_path):

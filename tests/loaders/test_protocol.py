@@ -414,6 +414,60 @@ def test_a_loader_may_be_closed_between_a_step_and_the_look_at_it(way, data, mon
     assert [type(error) for error in errors] == [StopIteration if way == "loop" else zb_hdf5.ClosedError]
 
 
+class EndedReading:
+    """A reading whose second step is asked for while another thread ends it."""
+
+    def __init__(self, loader, choose_epoch):
+        self.looked, self.closing = threading.Event(), threading.Event()
+        self.steps = self._steps(loader)
+        self.other = threading.Thread(target=choose_epoch)
+        self.calls = 0
+
+    def _steps(self, loader):
+        try:
+            yield from loader._read_from(loader._position)
+        finally:
+            self.closing.set()
+            assert self.looked.wait(60)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.calls += 1
+        if self.calls == 2:
+            self.other.start()
+            assert self.closing.wait(60)
+        return next(self.steps)
+
+    def close(self):
+        self.steps.close()
+
+
+@pytest.mark.parametrize("way", ["loop", "get_batch"])
+def test_a_step_asked_for_while_another_thread_chooses_an_epoch_is_of_that_epoch(way, data, monkeypatch):
+    loader = LOADERS["Loader, prefetch"](data)
+    with LOADERS["Loader, prefetch"](data) as other:
+        other.set_epoch(5)
+        expected = taken(other, 1)
+    ended = EndedReading(loader, lambda: loader.set_epoch(5))
+    begin = loader._begin
+
+    def begin_once():
+        monkeypatch.setattr(loader, "_begin", begin)
+        loader._reading = ended
+        return ended
+
+    monkeypatch.setattr(loader, "_begin", begin_once)
+    steps = iter(loader) if way == "loop" else iter(loader.get_batch, None)
+    next(steps)
+    found = taken(steps, 1)
+    ended.looked.set()
+    ended.other.join(60)
+    assert_same(found, expected)
+    loader.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*read to its end")
 @pytest.mark.parametrize("way", ["loop", "get_batch"])
 @pytest.mark.parametrize("name", [name for name in THREADED if name != "MixedLoader"])

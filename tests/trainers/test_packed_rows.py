@@ -8,12 +8,15 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
+from commandline import run_zb
 from contract import is_refused
 from mds_folder import array_of, write
 from pyarrow import ipc, parquet
 
-from zb_hdf5 import Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream
+from zb_hdf5 import DocumentLoader, Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream
+from zb_hdf5.formats import row_documents
 from zb_hdf5.formats.row_documents import RowDocuments
+from zb_hdf5.store import store_documents
 
 #: The lengths of the documents of each row.
 ROWS = [[5, 3, 1], [9], [1, 8], [2, 2, 2, 3], [], [4]]
@@ -199,6 +202,7 @@ TOLD_BY = {
     "attention_mask": np.array([numbers_of(row) for row in RECORDS], np.uint8),
 }
 ONE_RANK = {"rank": 0, "world_size": 1}
+DOCUMENT_NAMES = ("cu_seqlens", "document_ids", "documents")
 
 
 def write_records(path, column, axes=2):
@@ -295,3 +299,96 @@ def test_a_mask_of_padding_tells_no_documents_of_records(mask, tmp_path):
     with open_reader(path) as reader:
         is_refused(errors.BackendError, lambda: reader.read_pieces(np.arange(3)), match="holds no documents")
     is_refused(errors.ArgumentError, lambda: convert(path, "stream", tmp_path / "out"), match="found batches")
+
+
+# --- streams of HDF5, in place and converted -------------------------------------------------------------------------
+#: The lengths of the documents of the streams of two files: ones of one token follow each other.
+STREAMS = [[5, 1, 1, 1, 4], [1, 30, 2, 1, 1, 1]]
+STREAM_LENGTHS = [*chain(*STREAMS)]
+STREAM_IDS = np.arange(sum(STREAM_LENGTHS), dtype=np.uint16)
+
+
+def write_stream_of_others(path, lengths, ids, **more):
+    with h5py.File(path, "w") as h5:
+        h5["input_ids"] = ids
+        h5["position_ids"] = np.array(positions_of(lengths), np.int64)
+        for name, values in more.items():
+            h5[name] = values
+    return path
+
+
+@pytest.fixture(params=["file", "folder", "blocks"])
+def told_stream(request, tmp_path, monkeypatch):
+    """Return the path of a stream whose documents are told apart by positions, and the lengths of these."""
+    if request.param == "blocks":
+        monkeypatch.setattr(row_documents, "STREAM_BLOCK", 3)
+    if request.param != "folder":
+        return write_stream_of_others(tmp_path / "a.h5", STREAM_LENGTHS, STREAM_IDS)
+    (tmp_path / "two").mkdir()
+    for name, lengths, ids in zip("ab", STREAMS, np.split(STREAM_IDS, [sum(STREAMS[0])]), strict=True):
+        write_stream_of_others(tmp_path / "two" / f"{name}.h5", lengths, ids)
+    return tmp_path / "two"
+
+
+def test_a_stream_of_hdf5_has_the_documents_that_its_positions_tell(told_stream, tmp_path, capfd):
+    ends = np.cumsum(STREAM_LENGTHS)
+    assert lengths_of(told_stream) == (STREAM_LENGTHS, STREAM_IDS.tolist())
+    with open_stream(told_stream) as stream:
+        assert (stream.has_documents, stream.document_count, stream.told_by) == (True, len(ends), "position_ids")
+        assert stream.document(5).tolist() == STREAM_IDS[ends[4] : ends[5]].tolist()
+        numbers = stream.documents.number_of(np.arange(len(STREAM_IDS), dtype=np.uint64))
+    assert numbers.tolist() == np.repeat(np.arange(len(ends)), STREAM_LENGTHS).tolist()
+    with DocumentLoader(told_stream, max_tokens=64, collate="pack", **ONE_RANK) as loader:
+        assert sum(len(batch["cu_seqlens"]) - 1 for batch in loader) == len(ends)
+    for target in ("stream", "megatron", "hdf5"):
+        options = {"batch_size": 1, "seq_len": 5, "shuffle": False} if target == "hdf5" else {"tokens_only": True}
+        convert(told_stream, target, tmp_path / target, workers=1, **options)
+        if target != "hdf5":
+            assert lengths_of(tmp_path / target) == (STREAM_LENGTHS, STREAM_IDS.tolist())
+    assert "field 'position_ids' tells its documents apart" in capfd.readouterr().err
+    with open_stream(tmp_path / "stream") as stream:
+        assert stream.fields == ()
+    pieces = [windows_of(path, 5, 0) for path in (told_stream, tmp_path / "hdf5")]
+    assert pieces[0][: len(pieces[1])] == pieces[1]
+
+
+def windows_of(path, seq_len, overlap):
+    """Return the columns and the offsets of the pieces of each window."""
+    shape = {} if path.name == "hdf5" else {"batch_size": 1, "seq_len": seq_len, "overlap": overlap}
+    with open_reader(path, **shape) as reader:
+        found = reader.read_pieces(np.arange(reader.num_records))
+    rows = zip(found.columns.tolist(), found.offsets.tolist(), strict=True)
+    parts = np.split(np.array([*rows]), found.ends[1:-1])
+    return [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize(("seq_len", "overlap"), [(1, 0), (6, 1), (47, 0)])
+def test_windows_of_a_told_stream_are_those_of_its_conversion(seq_len, overlap, told_stream, tmp_path):
+    convert(told_stream, "stream", tmp_path / "stream", workers=1)
+    assert windows_of(told_stream, seq_len, overlap) == windows_of(tmp_path / "stream", seq_len, overlap)
+    how = {"documents": DOCUMENT_NAMES, "fields": ("position_ids",), "targets": True, **ONE_RANK}
+    for shuffle in ("sequential", "records"):
+        steps = [
+            [{name: np.asarray(value).tolist() for name, value in step.items()} for step in loader]
+            for path in (told_stream, tmp_path / "stream")
+            for loader in [Loader(path, batch_size=1, seq_len=seq_len, shuffle=shuffle, **how)]
+        ]
+        assert steps[0] == steps[1]
+
+
+def test_the_first_windows_of_a_told_stream_read_no_other_positions(tmp_path, monkeypatch):
+    path = write_stream_of_others(tmp_path / "a.h5", STREAM_LENGTHS, STREAM_IDS)
+    monkeypatch.setattr(store_documents, "edges_in_stream", lambda *given: pytest.fail("all positions are read"))
+    with Loader(path, batch_size=2, seq_len=4, documents=True, **ONE_RANK) as loader:
+        next(loader)
+    facts = json.loads(run_zb("info", path, "--json", code=0).stdout)
+    assert (facts["documents"], facts["documents_field"]) == (None, "position_ids")
+    assert "told apart by position_ids" in run_zb("info", path, code=0).stdout
+
+
+def test_rows_of_positions_that_were_never_written_are_left_out_of_a_told_stream(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as h5:
+        for name, values in (("input_ids", STREAM_IDS), ("position_ids", positions_of(STREAM_LENGTHS))):
+            stored = h5.create_dataset(name, (64,), "i8", chunks=(16,))
+            stored[:48] = values
+    assert lengths_of(tmp_path / "a.h5") == (STREAM_LENGTHS, STREAM_IDS.tolist())

@@ -215,12 +215,14 @@ def _describe_codec(opened: BatchReader) -> dict[str, Any]:
 
 def _describe_stream(store: WindowReader) -> dict[str, Any]:
     boundary = store.index.meta.boundary_token_id
+    is_counted = (store.has_documents and not store.told_by) or store.backend == "npy"  # else a field is read for it
     return {
         "kind": "stream",
         "backend": store.backend,
         "num_files": len(store.paths),
         "tokens": store.num_tokens,
-        "documents": store.document_count if store.has_documents or store.backend == "npy" else None,
+        "documents": store.document_count if is_counted else None,
+        **({"documents_field": store.told_by} if store.told_by else {}),
         "boundary_token_id": None if boundary == NO_BOUNDARY else boundary,
         "crc32": _has_crc32(store),
     }
@@ -304,6 +306,8 @@ def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any]
 
 def _describe_documents(opened: BatchReader) -> tuple[dict[str, Any] | None, ZbError | None]:
     """Return the facts of the first table of documents, None without one or of offsets only; and its damage."""
+    if isinstance(opened, WindowReader) and opened.told_by:
+        return None, None
     try:
         table = opened.documents
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
@@ -543,6 +547,8 @@ def _access_text(d: dict[str, Any]) -> str:
 
 def _document_lines(d: dict[str, Any]) -> Lines:
     """Return the number of documents, and their stored facts."""
+    if "documents_field" in d:
+        return [("documents", f"told apart by {d['documents_field']}")]
     tables = d["document_tables"] or {}
     count = d["documents"] or tables.get("documents")
     if count is None and not tables:

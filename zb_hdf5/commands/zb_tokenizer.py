@@ -57,13 +57,12 @@ def zb_tokenizer_train(
     \b
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
-    from zb_hdf5.files.bounded import BOUND_BYTES
     from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
     from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.text.corpus import open_documents
     from zb_hdf5.text.training import files_of_split, train_tokenizer
 
-    found = open_documents(src, column=text_column, max_line=max_line or BOUND_BYTES)
+    found = open_documents(src, column=text_column, max_line=max_line)
     read = [file.path for file in found]
     left_out = [file for path in src for file in files_left_out(path, read)]
     files = files_of_split(found, src, split or AUTO_SPLIT)

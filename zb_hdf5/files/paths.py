@@ -21,7 +21,7 @@ from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
-from zb_hdf5.files.bounded import BOUND_BYTES, whole_of
+from zb_hdf5.files.bounded import require_bounded, whole_of
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 from zb_hdf5.files.urls import without_secrets
 
@@ -62,8 +62,13 @@ class RemotePath(PosixPath):
         return self.is_dir() or object_exists(self.url)
 
     def read_bytes(self) -> bytes:
-        """Return the whole object, by one request."""
-        return b"".join(RemoteObject(self.url).parts(max_bytes=BOUND_BYTES))
+        """Return the whole object: of a small one by one request. Raises as `require_bounded`."""
+        whole = RemoteObject(self.url)
+        parts = []
+        for part in whole.parts():
+            require_bounded(whole.num_bytes, self)
+            parts.append(part)
+        return b"".join(parts)
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
@@ -164,7 +169,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     return open(path, "rb", opener=regular)
 
 
-def read_whole(path: str | os.PathLike[str], most: int = BOUND_BYTES, remedy: Remedy | None = None) -> bytes:
+def read_whole(path: str | os.PathLike[str], most: int | None = None, remedy: Remedy = Remedy.BOUND) -> bytes:
     """Return all bytes of a regular file, as `whole_of` does, or of an object."""
     if isinstance(path, RemotePath):
         return path.read_bytes()

@@ -9,9 +9,10 @@ import numpy as np
 
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
 from zb_hdf5.files.paths import Identity
+from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents
 from zb_hdf5.hdf5.written_rows import RowRuns
-from zb_hdf5.spec import StoreMeta
+from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta
 
 
 class Column(NamedTuple):
@@ -84,6 +85,11 @@ class Column(NamedTuple):
     def is_foreign(self) -> bool:
         """Whether another program has written the dataset."""
         return not self.marker
+
+    @property
+    def told_by(self) -> str:
+        """The field that tells the documents of a stream of another program apart; "": none does."""
+        return stream_field(self.meta.fields) if self.is_foreign and self.meta.layout == STREAM_LAYOUT else ""
 
     @property
     def num_units(self) -> int:

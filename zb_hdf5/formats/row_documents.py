@@ -1,8 +1,8 @@
-"""The documents of packed rows: of several that a trainer has put into one row, where a column tells them apart."""
+"""The documents of packed rows and of streams of other programs, where a column tells them apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces, ends_of
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.field import Field
+from zb_hdf5.files.tokens import Tokens
 
 #: The lengths of the documents of a row, as TRL has them: as many as it has documents.
 LENGTHS_COLUMN: Final = "seq_lengths"
@@ -20,6 +21,8 @@ POSITIONS_COLUMN: Final = "position_ids"
 NUMBERS_COLUMN: Final = "attention_mask"
 #: Batches in which a second document is looked for.
 SAMPLE_BATCHES: Final = 16
+#: Positions of a stream that are read at once.
+STREAM_BLOCK: Final = 1 << 20
 #: In the order in which they are looked for.
 DOCUMENTS_COLUMNS: Final = (LENGTHS_COLUMN, POSITIONS_COLUMN, NUMBERS_COLUMN)
 
@@ -41,12 +44,22 @@ def documents_field(fields: Iterable[Field], num_batches: int, read: Callable[[s
     read
         Returns the values of a field in one batch.
     """
-    integers = {field.name for field in fields if field.dtype.kind in "iu" and not field.shape}
+    integers = {field.name for field in fields if _is_number(field)}
     name = documents_column(integers - {LENGTHS_COLUMN})
     if name != NUMBERS_COLUMN:
         return name
     sample = {number * num_batches // SAMPLE_BATCHES for number in range(min(1, num_batches) * SAMPLE_BATCHES)}
     return name if any((read(name, number) > 1).any() for number in sample) else ""
+
+
+def stream_field(fields: Collection[Field]) -> str:
+    """Return the field that tells the documents of a stream apart; "": none does."""
+    return next((each.name for each in fields if each.name == POSITIONS_COLUMN and _is_number(each)), "")
+
+
+def _is_number(field: Field) -> bool:
+    """Return whether a field has one integer for each token."""
+    return field.dtype.kind in "iu" and not field.shape
 
 
 class RowDocuments(NamedTuple):
@@ -119,6 +132,43 @@ def pieces_of_rows(name: str, values: npt.NDArray[Any], records: npt.NDArray[np.
     columns = starts - found.rows * seq_len
     offsets = (records[found.rows] * seq_len + columns).astype(np.uint64)
     return Pieces(ends_of(np.bincount(found.rows, minlength=num_records)), columns.astype(np.uint32), offsets, seq_len)
+
+
+def pieces_in_stream(positions: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> Pieces:
+    """Return the pieces of windows of a stream. No token of it is padding.
+
+    Parameters
+    ----------
+    positions
+        The position of each token in its document, shape (R, S).
+    starts
+        The first token of each window.
+    """
+    begins = np.ones(positions.shape, bool)
+    begins[:, 1:] = positions[:, 1:] <= positions[:, :-1]
+    rows, columns = begins.nonzero()
+    offsets = (starts[rows] + columns).astype(np.uint64)
+    return Pieces(ends_of(begins.sum(axis=1)), columns.astype(np.uint32), offsets, positions.shape[1])
+
+
+def edges_in_stream(positions: Tokens, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    """Return where each document of a file of a stream begins and the last one ends, shape (D + 1,).
+
+    Parameters
+    ----------
+    positions
+        The position of each token of all files in its document. They are read in blocks.
+    start, stop
+        The first token of the file, and its end. The edges count from there.
+    """
+    found = [np.zeros(1, np.uint64)]
+    for first in range(start, stop, STREAM_BLOCK):
+        before = max(start, first - 1)
+        block = np.empty(min(first + STREAM_BLOCK, stop) - before, positions.dtype)
+        positions.read([(before, block)])
+        begins = np.flatnonzero(block[1:] <= block[:-1])
+        found.append((begins + (before + 1 - start)).astype(np.uint64))
+    return np.concatenate([*found, np.array([stop - start], np.uint64)])
 
 
 def _require_lengths(values: npt.NDArray[Any], owners: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:

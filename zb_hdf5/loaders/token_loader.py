@@ -58,40 +58,47 @@ class TokenLoader(Resumable, Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         """Yield the batches of one epoch; for an endless loader, all from the current position on."""
         clock = time.perf_counter
-        is_whole = not self._resumed and not self._endless
-        if is_whole:
-            self._begin_pass()
-            self._go_to(0)
+        is_whole = self._begin_iteration()
         reading = None
         try:
-            while True:
+            while reading is None or not self._closed:
                 asked_s = self._ask()
                 reading = self._reading or self._begin()
-                for batch, position in reading:
-                    if self._reading is not reading:  # another thread has changed or closed it meanwhile
-                        break
-                    self._position = position
-                    # as `_count`, without calls: a loop runs this for each batch
-                    self._waited_s += clock() - asked_s
-                    self._num_given += 1
-                    self._bytes_given += self._equal_bytes or self._measure(batch)
-                    yield batch
-                    if self._reading is not reading:  # a change, or another iteration
-                        break
-                    asked_s = clock()
-                else:
-                    if self._reading is reading:
-                        self._passed = self.epoch if is_whole else None
-                        return
+                try:
+                    for batch, position in reading:
+                        if self._reading is not reading:  # another thread has changed or closed it meanwhile
+                            break
+                        self._position = position
+                        # as `_count`, without calls: a loop runs this for each batch
+                        self._waited_s += clock() - asked_s
+                        self._num_given += 1
+                        self._bytes_given += self._equal_bytes or self._measure(batch)
+                        yield batch
+                        if self._reading is not reading:  # a change, or another iteration
+                            break
+                        asked_s = clock()
+                    else:
+                        if self._reading is reading:
+                            self._passed = self.epoch if is_whole else None
+                            return
+                except ValueError as error:
+                    if not self._is_ended_elsewhere(reading, error):
+                        raise
                 self._end(reading)
-                if self._closed:
-                    return
         except Exception as error:
             self._raise_met(error)
             raise
         finally:
             if self._reading is reading:
                 self._stop_reading()
+
+    def _begin_iteration(self) -> bool:
+        """Go to the beginning of the epoch, unless it continues in the middle of one; return whether it begins."""
+        is_whole = not self._resumed and not self._endless
+        if is_whole:
+            self._begin_pass()
+            self._go_to(0)
+        return is_whole
 
     def _begin_pass(self) -> None:
         """Called by the first `next` of an iteration over a whole epoch."""
@@ -116,6 +123,8 @@ class TokenLoader(Resumable, Generic[BatchT]):
             self._reading = None
             return None
         except BaseException as error:
+            if self._is_ended_elsewhere(reading, error) and not self._closed:
+                return self._next_of_epoch()
             self._reading = None
             self._raise_met(error)
             raise
@@ -128,13 +137,17 @@ class TokenLoader(Resumable, Generic[BatchT]):
         self._count(batch, asked_s)
         return batch
 
+    def _is_ended_elsewhere(self, reading: Generator[Any], error: BaseException) -> bool:
+        """Return whether an error of a reading is that another thread is ending it, after a change or by `close`."""
+        return self._reading is not reading and _is_executing(error)
+
     def _raise_met(self, error: BaseException) -> None:
         """Raise the error that names another thread, if that is the cause of an error of a reading."""
         if isinstance(error, ZbError) or not isinstance(error, Exception):
             return
         if self._closed:
             raise self._closed_meanwhile() from error
-        if isinstance(error, ValueError) and "already executing" in str(error):
+        if _is_executing(error):
             raise ArgumentError(
                 f"{self.path}: two threads read this loader at once: give each a loader of its own"
             ) from error
@@ -187,9 +200,12 @@ class TokenLoader(Resumable, Generic[BatchT]):
 
     def _go_to(self, position: Any, *, resumed: bool = False) -> None:
         """Continue at a position with the next batch."""
-        self._stop_reading()
-        self._position = position
+        reading = self._reading
+        self._reading = None
+        self._position = position  # before the end of the reading, which takes a while: another thread may read on
         self._resumed = resumed
+        if reading is not None:
+            self._end(reading)
 
     def _stop_reading(self) -> None:
         """End the reading threads, and drop the steps that were read ahead.
@@ -231,6 +247,11 @@ class TokenLoader(Resumable, Generic[BatchT]):
         resumed = self._resumed or self._reading is not None
         counted = {"_num_given": 0, "_bytes_given": 0, "_waited_s": 0.0, "_first_asked_s": None}
         return {**self.__dict__, "_reading": None, "_resumed": resumed, "_passed": None, **counted}
+
+
+def _is_executing(error: BaseException) -> bool:
+    """Return whether an error is that of a generator which another thread executes."""
+    return isinstance(error, ValueError) and "already executing" in str(error)
 
 
 def with_positions(reading: Generator[BatchT], positions: Iterator[int]) -> Generator[tuple[BatchT, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.flat_tokens import FlatTokens
-from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_SHA256, NOT_KNOWN
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_SHA256, NOT_COUNTED, NOT_KNOWN
 from zb_hdf5.store.shard_table import ShardTable
 
 
@@ -31,7 +31,14 @@ def flat_table(
         token_count=counts,
         sha256=NO_SHA256,
         crc32=[crc32_of(digests[each].rows()) for each in names] if digests else NOT_KNOWN,
-        document_count=[NOT_KNOWN if each.num_documents is None else each.num_documents for each in found],
+        document_count=[_documents_of(each) for each in found],
         split=splits,
         complete=True,
     )
+
+
+def _documents_of(found: FlatTokens) -> int:
+    """Return the number of documents of a file; `NOT_KNOWN`, or `NOT_COUNTED` where each would be read for it."""
+    if found.num_documents is not None:
+        return found.num_documents
+    return NOT_COUNTED if found.column is not None and found.column.told_by else NOT_KNOWN

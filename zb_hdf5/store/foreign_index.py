@@ -7,7 +7,7 @@ from typing import Any
 
 from zb_hdf5.errors import FormatError
 from zb_hdf5.formats.inspection import look_at
-from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, is_sha256
+from zb_hdf5.spec import NOT_COUNTED, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, is_sha256
 from zb_hdf5.store.parsed_arrays import require_field, require_paths
 from zb_hdf5.store.shard_table import ShardEntry
 
@@ -31,7 +31,8 @@ def foreign_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[S
     for name, token_count, sha256 in rows:
         if token_count < 0 or not is_sha256(sha256):
             raise FormatError(f"{path}: {name}: expected a token_count and a sha256, found {token_count}, {sha256!r}")
-    meta = look_at(path.parent / names[0], STREAM_LAYOUT).meta
+    column = look_at(path.parent / names[0], STREAM_LAYOUT)
+    meta = column.meta
     entries = [
         ShardEntry(
             path=name,
@@ -40,6 +41,7 @@ def foreign_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[S
             num_batches=-(-token_count // meta.chunk_tokens),
             token_count=token_count,
             sha256=sha256,
+            document_count=NOT_COUNTED if column.told_by else NOT_KNOWN,
         )
         for name, (_, token_count, sha256) in zip(names, rows, strict=True)
     ]

@@ -25,6 +25,7 @@ from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DEFAULT_SPLIT,
     NO_SHA256,
+    NOT_COUNTED,
     NOT_KNOWN,
     STREAM_LAYOUT,
     StoreMeta,
@@ -194,9 +195,9 @@ def _index_of_column(found: Found, column: Column) -> ShardIndex:
 
 
 def _documents_of(column: Column) -> int:
-    """Return the number of documents of a stream; -1: not known."""
+    """Return the number of documents of a stream; `NOT_KNOWN`, or `NOT_COUNTED` where a field tells them apart."""
     if column.is_foreign:
-        return NOT_KNOWN
+        return NOT_COUNTED if column.told_by else NOT_KNOWN
     if column.complete:
         return column.meta.document_count
     from zb_hdf5.documents.document_offsets import DocumentOffsets

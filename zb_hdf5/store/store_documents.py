@@ -19,9 +19,11 @@ from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.row_documents import edges_in_stream, pieces_in_stream
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, NOT_COUNTED, NOT_KNOWN, pieces_path
 from zb_hdf5.store.format_list import format_without_digests
@@ -150,6 +152,8 @@ class StreamDocuments(RecordDocuments):
         The cut of the tokens into records.
     found
         The facts of files that were looked at, by their numbers.
+    positions
+        The position of each token in its document, where these tell the documents apart; None: they are stored.
     """
 
     has_pieces = True
@@ -165,6 +169,7 @@ class StreamDocuments(RecordDocuments):
         access: str,
         windows: Windows,
         found: Mapping[int, Column | FlatTokens] | None = None,
+        positions: Tokens | None = None,
     ) -> None:
         self._path = path
         self._folder = folder
@@ -173,6 +178,7 @@ class StreamDocuments(RecordDocuments):
         self._starts = starts
         self._identities = identities
         self._found = found or {}
+        self._positions = positions
         self._verify = verify
         self._windows = windows
         self._all: npt.NDArray[np.uint64] | None = None
@@ -191,6 +197,9 @@ class StreamDocuments(RecordDocuments):
         stored = self._index.table.values["document_count"]
         counts: npt.NDArray[np.int64] = np.abs(stored)  # NOT_KNOWN is -1: one document
         for number in np.flatnonzero(stored == NOT_COUNTED).tolist():
+            if self._positions is not None:
+                counts[number] = len(self._rows(number)) - 1
+                continue
             flat = self._flat(number)
             if flat is not None:
                 found = self._look(flat, number)
@@ -208,8 +217,16 @@ class StreamDocuments(RecordDocuments):
         starts = self._windows.starts(records, length)
         if not len(starts):
             return padding(0, length)
+        if self._positions is not None:
+            return self._told_pieces(self._positions, starts, length)
         edges, end = self.near(starts, length)
         return pieces_of_windows(edges, starts, length, end)
+
+    def _told_pieces(self, positions: Tokens, starts: npt.NDArray[np.int64], length: int) -> Pieces:
+        """Return the pieces of windows as the positions in them tell, without those of other tokens."""
+        values = np.empty((len(starts), length), positions.dtype)
+        positions.gather(starts, values)
+        return pieces_in_stream(values, starts)
 
     def edges(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""
@@ -256,6 +273,8 @@ class StreamDocuments(RecordDocuments):
     def close(self) -> None:
         super().close()
         self._all = None
+        if self._positions is not None:
+            self._positions.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_all": None, "_found": {}}  # a copy looks again
@@ -264,6 +283,9 @@ class StreamDocuments(RecordDocuments):
         """Open the offsets of one file; the caller closes them."""
         from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
 
+        if self._positions is not None:
+            edges = edges_in_stream(self._positions, *self._starts[number : number + 2])
+            return KnownOffsets(self._folder / self._names[number], edges)
         flat = self._flat(number)
         if flat is not None:
             found = self._look(flat, number)

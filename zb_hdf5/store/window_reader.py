@@ -11,14 +11,16 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import NOT_KNOWN, StoreMeta
+from zb_hdf5.spec import NOT_COUNTED, NOT_KNOWN, StoreMeta
 from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.shards import ReadOptions
+from zb_hdf5.store.shards import ReadOptions, Sharded
 from zb_hdf5.store.store_documents import StreamDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
@@ -111,7 +113,18 @@ class WindowReader(CutReader):
             self._shards.asked,
             windows,
             self._shards.found,
+            self._positions_of(index),
         )
+
+    def _positions_of(self, index: ShardIndex) -> Tokens | None:
+        """Return the values that tell the documents of a stream of another program apart; None: none do."""
+        name = _told_by(index)
+        if not name:
+            return None
+        known = self._shards
+        positions = Sharded(known.folder, index.of_field(name), known.asked, "none", known.read_as)
+        positions.identities = known.identities
+        return positions
 
     @property
     def num_tokens(self) -> int:
@@ -142,6 +155,11 @@ class WindowReader(CutReader):
         return bool((self.index.table.values["document_count"] != NOT_KNOWN).all())
 
     @property
+    def told_by(self) -> str:
+        """The field that tells the documents of a stream apart; "": their ends are stored, or nothing tells them."""
+        return _told_by(self.index)
+
+    @property
     def document_count(self) -> int:
         """Documents of a stream; of OLMo files, the `.csv.gz` of each is read for it at the first call."""
         documents = self.record_documents
@@ -159,3 +177,9 @@ class WindowReader(CutReader):
         if not isinstance(self.record_documents, StreamDocuments):
             raise ArgumentError(f"{self.path}: expected tokens, found the values of a field")
         return self.record_documents.edges()
+
+
+def _told_by(index: ShardIndex) -> str:
+    """Return the field that tells the documents of a stream apart. See `WindowReader.told_by`."""
+    is_told = bool((index.table.values["document_count"] == NOT_COUNTED).all())
+    return stream_field(index.meta.fields) if is_told else ""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ConvertError, Remedy, parse_size
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -33,7 +32,7 @@ def open_documents(
     column: str = "text",
     id_column: str = "",
     metadata_columns: Sequence[str] = (),
-    max_line: int | str = BOUND_BYTES,
+    max_line: int | str | None = None,
 ) -> list[DocumentFile]:
     """Open document files; folders are searched recursively, sorted by path.
 
@@ -47,7 +46,7 @@ def open_documents(
     column, id_column, metadata_columns
         As for `DocumentFile`.
     max_line
-        The size of the longest line, or of a text file, such as "1GiB".
+        The size of the longest line, or of a text file, such as "1GiB"; None: `ZB_MAX_LINE`, or 256 MiB.
 
     Raises
     ------

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes, row_of_source
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.text.dropped import Dropped, Reason
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -56,7 +55,7 @@ class DocumentFile(ABC):
     metadata_columns
         The columns of the metadata.
     max_line
-        The bytes of the longest line, or of a file that is one document.
+        The bytes of the longest line, or of a file that is one document; None: `bound_bytes`.
 
     Attributes
     ----------
@@ -88,7 +87,7 @@ class DocumentFile(ABC):
         column: str = "text",
         id_column: str = "",
         metadata_columns: Sequence[str] = (),
-        max_line: int = BOUND_BYTES,
+        max_line: int | None = None,
     ) -> None:
         self.path = path
         self.max_line = max_line

@@ -436,8 +436,9 @@ def _encoding_of_file(path: Path) -> Any:
             remedy=Remedy.TRAIN,
         )
     content = _read_tokenizer_json(sidecar)
+    lines = read_whole(path).splitlines()
     try:
-        pairs = [line.split() for line in read_whole(path).splitlines() if line]
+        pairs = [line.split() for line in lines if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         special = {token["content"]: int(token["id"]) for token in content["added_tokens"]}
         if sorted(ranks.values()) != sorted(set(content["model"]["vocab"].values()) - set(special.values())):
@@ -494,8 +495,9 @@ def _read_tokenizer_json(path: Path) -> dict[str, Any]:
     It is without truncation and padding, and without all that draws lots: the dropout of merges, and the samples of
     Unigram, which are for the training of a model from text.
     """
+    text = read_whole(path)
     try:
-        content = json.loads(read_whole(path))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a tokenizer.json: {error}") from error
     if not isinstance(content, dict) or "model" not in content:

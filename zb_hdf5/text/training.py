@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, ConvertError
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
@@ -71,7 +70,7 @@ def train_tokenizer(
     max_dropped: float = DEFAULT_MAX_DROPPED,
     overwrite: bool = False,
     split: str | None = AUTO_SPLIT,
-    max_line: int | str = BOUND_BYTES,
+    max_line: int | str | None = None,
     progress: Callable[[int], None] = lambda amount: None,
     show_bars: bool = False,
 ) -> TrainingReport:
@@ -90,7 +89,8 @@ def train_tokenizer(
     split
         The split of the paths to train on, as the names of their files tell; None for all. Open files are all read.
     max_line
-        The size of the longest line of the paths, or of a text file, such as "1GiB". Open files have theirs.
+        The size of the longest line of the paths, or of a text file, such as "1GiB"; None: `ZB_MAX_LINE`, or 256 MiB.
+        Open files have theirs.
     progress
         Called with the characters of text that were read since the last call; all text is read twice.
     show_bars

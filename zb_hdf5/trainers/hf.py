@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError, ZbError, conversion_call
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.look import Look
@@ -135,7 +134,7 @@ def open_hf(
     dtype: str = "auto",
     vocab_size: int = 0,
     max_document_tokens: int | None = None,
-    max_line: int = BOUND_BYTES,
+    max_line: int | None = None,
 ) -> IdSource:
     """Open data sets of ids as documents.
 
@@ -148,7 +147,7 @@ def open_hf(
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
     max_line
-        The bytes of the longest line.
+        The bytes of the longest line; None: `bound_bytes`.
 
     Raises
     ------
@@ -170,7 +169,7 @@ def open_hf(
             columns = files[0].columns
         else:
             files.append(kind(path, wanted))
-    if max_line != BOUND_BYTES and columns is None:
+    if max_line is not None and columns is None:
         raise ArgumentError(f"{paths[0]}: max_line is for JSON lines: leave it out", options=["max_line"])
     return IdSource(
         files,

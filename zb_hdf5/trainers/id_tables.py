@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.bounded import BOUND_BYTES
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
@@ -311,10 +310,10 @@ class JsonLinesIds(IdFile):
     columns
         Those of the first file, which all have to have; None: this is the first one.
     max_line
-        The bytes of the longest line.
+        The bytes of the longest line; None: `bound_bytes`.
     """
 
-    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None, max_line: int = BOUND_BYTES) -> None:
+    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None, max_line: int | None = None) -> None:
         self.path = path
         self._file = JsonLinesFile(path, max_line=max_line)
         self.columns = columns or wanted.columns(path, _kinds_in(self._file))

@@ -19,7 +19,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import NOT_KNOWN
 from zb_hdf5.store.format_list import flat_format
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 
 class FlatFiles(NamedTuple):
@@ -89,13 +89,13 @@ def _suspected(kind: ArrayKind, options: FlatOptions, files: list[Path], **of_ar
     return source
 
 
-def without_documents(stream: WindowReader) -> str:
+def without_documents(stream: StoreCorpus) -> str:
     """Return the words for the first file of a stream that lacks the file of its documents; "": of another format."""
     flat = flat_format(stream.backend)
     if flat is None or not flat.documents_suffix:
         return ""
     counts = list(stream.index.table.values["document_count"])
-    name = stream.paths[counts.index(NOT_KNOWN)].name
+    name = stream.files[counts.index(NOT_KNOWN)].name
     return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 

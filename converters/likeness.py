@@ -11,9 +11,9 @@ from zb_hdf5 import ArgumentError, IncompleteError
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
 from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.opening import open_found
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: The options that a store names in `source`, where its conversion had them.
 _NAMED: Final = ("remainder", "pad_id", "packing")
@@ -77,17 +77,17 @@ def likeness_of(path: Path) -> Likeness:
     found = found_at(path)
     if found.layout == STREAM_LAYOUT:
         raise ArgumentError(f"{path}: like: expected a store of batches, found a token stream")
-    with open_found(found) as reader:
-        if not reader.complete:
+    with corpus_of(found) as corpus:
+        if not corpus.complete:
             raise IncompleteError(f"{path}: like: its writer has not finished")
-        meta = reader.meta
-        source = reader.origin.get("source", {})
-        shuffle = reader.origin.get("shuffle")
+        meta = corpus.meta
+        source = corpus.origin.get("source", {})
+        shuffle = corpus.origin.get("shuffle")
         vocab_size = meta.vocab_size
         num_shards: int | None = None
         num_splits = 1
-        if isinstance(reader, StoreReader):
-            index = reader.index.without_max_token()
+        if isinstance(corpus, StoreCorpus):
+            index = corpus.index.without_max_token()
             source = index.source
             shuffle = index.shuffle
             vocab_size = index.meta.vocab_size

@@ -110,8 +110,8 @@ def _require_agreement(folder: Path, index: ShardIndex, progress: Callable[[int,
     """Check every shard, and every table of documents, once more."""
     total = len(index.shards) + len(index.documents)
     for entry in index.shards:
-        with open_chunks(folder / entry.path) as reader:
-            require_agreement(index, entry, reader)
+        with open_chunks(folder / entry.path) as corpus:
+            require_agreement(index, entry, corpus)
         progress(1, total)
     for part in index.documents:
         check_documents(folder / part.path, part)

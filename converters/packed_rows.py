@@ -22,7 +22,7 @@ from zb_hdf5.files.publishing import disk_errors
 from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
 from zb_hdf5.loaders.order import IndexArray, Order, SequentialOrder, write_order
 from zb_hdf5.spec import SHARD_PREFIX, TokenArray
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: Pieces that are looked at together: each takes some 250 bytes meanwhile.
 PIECES_AT_ONCE: Final = 1 << 14
@@ -54,7 +54,7 @@ class PackedRows:
 
     def __init__(
         self,
-        store: WindowReader,
+        store: StoreCorpus,
         split: str,
         folder: Path,
         number: int,
@@ -161,7 +161,7 @@ class PackedRows:
         return ranges(begin, counts), counts
 
 
-def _tokens_as(store: WindowReader, meta: StoreMeta) -> Tokens:
+def _tokens_as(store: StoreCorpus, meta: StoreMeta) -> Tokens:
     """Return the tokens of a split in the dtype of the batches, and below their vocabulary size."""
     tokens = store.tokens
     if meta.vocab_size and meta.vocab_size != store.meta.vocab_size:
@@ -171,11 +171,11 @@ def _tokens_as(store: WindowReader, meta: StoreMeta) -> Tokens:
     return tokens
 
 
-def _write_table(path: Path, store: WindowReader, split: str) -> None:
+def _write_table(path: Path, store: StoreCorpus, split: str) -> None:
     """Write the documents of a split to a table of its own; `FormatError` if a token belongs to none."""
     with DocumentsWriter(path) as writer:
-        if store.documents is not None:
-            join_documents(store.documents.open_files(), writer)
+        if store.document_table is not None:
+            join_documents(store.document_table.open_files(), writer)
         if writer.token_count != store.num_tokens:
             raise FormatError(
                 f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "

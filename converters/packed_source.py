@@ -40,8 +40,8 @@ from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
 from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.store.verify import require_digests
-from zb_hdf5.store.window_reader import WindowReader
 
 #: A stream is read as it is stored.
 READ_AS_STORED: Final = StreamOptions()
@@ -111,7 +111,7 @@ class PackedSource(BatchSource):
         if pad_id is None:
             pad_id = max(0, store.index.meta.boundary_token_id)
         require_pad_id(pad_id, self.meta)
-        files = [(each, file) for each in stores.values() for file in each.paths]
+        files = [(each, file) for each in stores.values() for file in each.files]
         beside = [other for each, file in files for other in files_beside(each.backend, file)]
         self.paths = [*paths, *(file for _, file in files), *beside]
         self.shuffle = "global" if options.shuffle else "none"
@@ -135,7 +135,7 @@ class PackedSource(BatchSource):
         self.identity = {
             **how,
             "splits": {part.split: part.num_batches for part in self._splits},
-            "fingerprints": [each.token_fingerprint for each in stores.values()],
+            "fingerprints": [each.fingerprint for each in stores.values()],
         }
 
     @property
@@ -205,7 +205,7 @@ class PackedSource(BatchSource):
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
 
-def _meta_of(store: WindowReader, document_count: int, options: RowOptions, stream: StreamOptions) -> StoreMeta:
+def _meta_of(store: StoreCorpus, document_count: int, options: RowOptions, stream: StreamOptions) -> StoreMeta:
     """Return the shape, the dtype and the origin of the batches that are packed from the splits of a stream."""
     return StoreMeta(
         batch_size=options.batch_size,
@@ -219,7 +219,7 @@ def _meta_of(store: WindowReader, document_count: int, options: RowOptions, stre
     )
 
 
-def _no_documents(path: Path, store: WindowReader, read_as: ReadAs) -> ArgumentError:
+def _no_documents(path: Path, store: StoreCorpus, read_as: ReadAs) -> ArgumentError:
     """Return the error for a stream that tells no documents apart."""
     cure = "cut records with hdf5-to-hdf5"
     if flat_format(store.backend) is not None and store.meta.fields:  # which cut records have no place for

@@ -8,11 +8,10 @@ from pathlib import Path
 from zb_hdf5.errors import ZbError
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import stream_index, windows_of
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus, require_stream
 
 
 class SourcePaths:
@@ -52,7 +51,6 @@ class SourcePaths:
         return {column.path: column for column in columns if column is not None and column.is_foreign}
 
 
-def stream_of(found: Found, split: str | None, verify: str = "auto") -> WindowReader:
-    """Open a token stream, or one split of it, of a path whose files were all found. Raises as `open_stream`."""
-    chosen = replace(found.of_split(split), verify=verify)
-    return windows_of(chosen, stream_index(chosen), Windows.of(1, 1))
+def stream_of(found: Found, split: str | None, verify: str = "auto") -> StoreCorpus:
+    """Open a token stream, or one split of it, of a path whose files were all found. Raises as `open_corpus`."""
+    return require_stream(corpus_of(replace(found.of_split(split), verify=verify)))

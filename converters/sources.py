@@ -53,7 +53,7 @@ from zb_hdf5.store.format_list import (
     row_named,
 )
 from zb_hdf5.store.recognition import flat_files, installed_name_of, is_store, source_name_of
-from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import noted
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need

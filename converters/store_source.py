@@ -15,24 +15,23 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_reader
+from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_corpus
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
 from zb_hdf5.converters.options import DatasetOptions, Settings, StoreOptions
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.paths import RemotePath, any_path
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.files.paths import RemotePath, any_path, on_failure
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import ANY_SHAPE, Shape
-from zb_hdf5.store.opening import open_found
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.opening import shaped_batches
+from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.store.verify import require_digests
-from zb_hdf5.store.window_reader import WindowReader
 
 #: Records of a batch that is cut from a stream.
 DEFAULT_BATCH_SIZE: Final = 32
@@ -83,45 +82,45 @@ class StoreSource(BatchSource):
         self._path = path
         self._backend = backend
         self._found = found or found_at(path, backend=backend, split=None, read_as=read_as)
-        reader = _opened(self._found, windows)
-        self._reader = reader
-        stream = reader if isinstance(reader, WindowReader) else None
-        stored = reader.meta.dtype if dtype == "keep" else stored_dtype(dtype)
-        self.meta = replace(reader.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
-        self._is_same = self.meta.dtype == reader.dtype  # whether shards are copied byte for byte
-        self.num_batches = reader.num_batches
-        dropped = stream.dropped_tokens if stream else 0
+        batches = _opened(self._found, windows)
+        corpus = batches.corpus
+        self._batches = batches
+        stored = batches.meta.dtype if dtype == "keep" else stored_dtype(dtype)
+        self.meta = replace(batches.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
+        self._is_same = self.meta.dtype == batches.dtype  # whether shards are copied byte for byte
+        self.num_batches = batches.num_batches
+        dropped = batches.dropped_tokens if corpus.is_stream else 0
         self.counts = TokenCounts(self.num_batches * self.meta.batch_tokens + dropped)
         self.counts.drop("remainder", dropped)
         self.description = {"format": backend, "path": str(path)}
         self._dataset = read_as.dataset
-        self.identity = {"fingerprint": reader.fingerprint, "dataset": read_as.dataset or reader.foreign_dataset}
-        is_own = not (reader.foreign_dataset or windows)
+        self.identity = {"fingerprint": batches.fingerprint, "dataset": read_as.dataset or corpus.foreign_dataset}
+        is_own = not (corpus.foreign_dataset or windows)
         # the file and the digest of batches that are one
-        self._files = {(0, self.num_batches): (reader.path, reader.sha256)} if is_own else {}
+        self._files = {(0, self.num_batches): (corpus.path, corpus.sha256)} if is_own else {}
         self._bases: dict[str, int] = {}  # the first token of each split, in the offsets of pieces
         self._checked: set[tuple[int, int]] = set()  # whose pieces were compared with their digests
-        self.has_pieces = reader.has_pieces and is_own
-        if isinstance(reader, StoreReader) and not stream:
-            self._describe_shards(reader)
+        self.has_pieces = batches.has_pieces and is_own
+        if isinstance(corpus, StoreCorpus) and not corpus.is_stream:
+            self._describe_shards(corpus)
         elif is_own:
-            self._describe_file(reader)
+            self._describe_file(corpus)
         self.document_parts = tuple(
             part._replace(path=documents_name(number)) for number, part in enumerate(self.document_parts)
         )
         self._ranges = [each for _, each in self._splits()]
 
-    def _describe_file(self, reader: BatchReader) -> None:
+    def _describe_file(self, corpus: Corpus) -> None:
         """Take the origin of a lone file, and the documents beside it."""
-        self.origin = reader.origin
+        self.origin = corpus.origin
         documents = documents_path(self._path)
         if documents.exists():
             self.document_files = [documents]
             self.document_parts = (part_of(documents),)
 
-    def _describe_shards(self, reader: StoreReader) -> None:
+    def _describe_shards(self, corpus: StoreCorpus) -> None:
         """Take the shards and the origin of a store, and its documents."""
-        index = reader.index.without_max_token()  # the copy finds it again
+        index = corpus.index.without_max_token()  # the copy finds it again
         self.shuffle = index.shuffle
         self.description = index.source
         self.meta = replace(self.meta, vocab_size=index.meta.vocab_size)
@@ -129,16 +128,16 @@ class StoreSource(BatchSource):
             SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
             for each in index.shards
         ]
-        files = [(reader.path / shard.path, shard.sha256) for shard in index.shards]
+        files = [(corpus.path / shard.path, shard.sha256) for shard in index.shards]
         self._files = dict(zip(self.cuts, files, strict=True))
         padding = self.num_batches * self.meta.batch_size - self.meta.total_records
         several = len({shard.split for shard in self.shards}) > 1
         if several and 0 < padding < self.num_batches * self.meta.batch_size:  # it ends each split, not the store
             for number, (path, _) in enumerate(files):
-                with open_reader(path) as shard:
+                with open_corpus(path) as shard:
                     shards[number] = shards[number]._replace(records=shard.meta.total_records)
         self._bases = index.document_parts()[1]
-        self.document_files = [reader.path / part.path for part in index.documents]
+        self.document_files = [corpus.path / part.path for part in index.documents]
         self.document_parts = index.documents
 
     def lay_out(self, batch_size: int | None, seq_len: int | None, remainder: str) -> None:
@@ -176,7 +175,7 @@ class StoreSource(BatchSource):
 
     def _splits(self) -> Iterator[tuple[list[SourceShard], _Range]]:
         """Yield the shards of each split, which follow each other, and their range."""
-        batch_tokens = self._reader.meta.batch_tokens
+        batch_tokens = self._batches.meta.batch_tokens
         start = 0
         for split, group in groupby(self.shards or [SourceShard(self.num_batches)], key=attrgetter("split")):
             shards = list(group)
@@ -196,16 +195,16 @@ class StoreSource(BatchSource):
 
     def read_into(self, start: int, out: TokenArray) -> None:
         """Read consecutive batches; `ConvertError` if a token does not fit the dtype."""
-        reader = self._reader
+        batches = self._batches
         for done, count, token in self._places(start, len(out)):
             part = out[done : done + count].reshape(-1)
-            stored = part if part.dtype == reader.dtype else np.empty(part.shape, reader.dtype)
-            reader.tokens.read([(token, stored)])
+            stored = part if part.dtype == batches.dtype else np.empty(part.shape, batches.dtype)
+            batches.tokens.read([(token, stored)])
             if stored is part:
                 continue
             bad = find_bad_token(stored, int(np.iinfo(part.dtype).max))
             if bad is not None:
-                number, index = divmod(token + bad, reader.meta.batch_tokens)
+                number, index = divmod(token + bad, batches.meta.batch_tokens)
                 raise ConvertError(
                     f"{self._path}: token id {stored[bad]} at index {index:,} of batch {number:,} does not fit "
                     f"{part.dtype.name}",
@@ -214,7 +213,7 @@ class StoreSource(BatchSource):
             part[...] = stored
 
     def read_field_into(self, name: str, start: int, out: TokenArray) -> None:
-        values = self._reader.field(name).tokens
+        values = self._batches.field(name).tokens
         size = math.prod(out.shape[3:])
         for done, count, token in self._places(start, len(out)):
             values.read([(token * size, out[done : done + count].reshape(-1))])
@@ -222,18 +221,18 @@ class StoreSource(BatchSource):
     def read_pieces(self, start: int, stop: int) -> Pieces:
         """Return the pieces of batches of one split, whose offsets count in that split alone. Damage is found."""
         [(_, count, token)] = self._places(start, stop - start)
-        per_batch = self._reader.meta.batch_tokens
+        per_batch = self._batches.meta.batch_tokens
         seq_len = self.meta.seq_len
         self._check_pieces(token // per_batch, -(-(token + count * self.meta.batch_tokens) // per_batch))
         first = token // seq_len
-        pieces = self._reader.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len)
+        pieces = self._batches.read_pieces(np.arange(first, first + count * self.meta.batch_size), seq_len)
         return pieces.moved(-next(each.base for each in self._ranges if each.start <= start < each.stop))
 
     def _check_pieces(self, start: int, stop: int) -> None:
         """Compare the pieces of stored batches with their digests, once: copying would hide damage."""
         for cut in self._files.keys() - self._checked:
             if cut[0] < stop and start < cut[1]:
-                with closing(PiecesFile(self._files[cut][0], None, self._reader.seq_len)) as file:
+                with closing(PiecesFile(self._files[cut][0], None, self._batches.seq_len)) as file:
                     file.check()
                 self._checked.add(cut)
 
@@ -244,33 +243,37 @@ class StoreSource(BatchSource):
         path, _ = self.file_of(start, stop)
         if path is None or isinstance(path, RemotePath):
             return None
-        if path == self._reader.path:
-            return self._reader.digests.crc32()
-        with open_reader(path, verify="none") as original:
+        if path == self._batches.path:
+            return self._batches.corpus.digests.crc32()
+        with open_corpus(path, verify="none") as original:
             return original.digests.crc32()
 
     def check_reads(self) -> None:
         """Read with `verify="batch"`. A lone `.batch` and a foreign dataset have nothing to compare with."""
-        if self._reader.layout == STREAM_LAYOUT:
+        if self._batches.corpus.is_stream:
             # a stream is compared once, where it has digests: rows are cut from it anywhere
-            if isinstance(self._reader, StoreReader) and self._reader.index.has_digests:
+            corpus = self._batches.corpus
+            if isinstance(corpus, StoreCorpus) and corpus.index.has_digests:
                 require_digests(self._path, read_as=ReadAs(self._dataset))
-        elif self._reader.sha256 is not None:
-            self._reader.close()
-            self._reader = open_found(replace(self._found, verify="batch"))
+        elif self._batches.corpus.sha256 is not None:
+            self._batches.close()
+            self._batches = corpus_of(replace(self._found, verify="batch")).batches()
 
 
-def _opened(found: Found, windows: tuple[int, int] | None) -> BatchReader:
+def _opened(found: Found, windows: tuple[int, int] | None) -> Batches:
     """Open a source; raise an error for a stream of documents, and for one that is not finished or has no batch."""
     path = found.path
-    reader = open_found(found, Shape(*windows) if windows else ANY_SHAPE)
-    if isinstance(reader, WindowReader) and reader.has_documents:
+    batch_size, seq_len = windows or (None, None)
+    corpus = corpus_of(found)
+    with on_failure(corpus.close):
+        batches = shaped_batches(corpus, batch_size, seq_len, read_as=found.read_as)
+    if isinstance(corpus, StoreCorpus) and corpus.is_stream and corpus.has_documents:
         raise ArgumentError(f"{path}: is a stream of documents, which stream-to-hdf5 and stream-to-batch pack")
-    if not reader.complete:
-        raise IncompleteError(f"{path}: its writer has not finished: {reader.num_batches:,} batches are committed")
-    if reader.num_batches == 0:
+    if not batches.complete:
+        raise IncompleteError(f"{path}: its writer has not finished: {batches.num_batches:,} batches are committed")
+    if batches.num_batches == 0:
         raise ConvertError(f"{path}: holds no batches")
-    return reader
+    return batches
 
 
 def open_stores(paths: list[Path], settings: Settings) -> StoreSource:

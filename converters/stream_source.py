@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
 from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
 from zb_hdf5.converters.source_paths import stream_of
-from zb_hdf5.documents.document_table import DocumentTable, DocumentTableFile
+from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
 from zb_hdf5.field import Field
 from zb_hdf5.files.listing import require_named_once
@@ -26,7 +26,7 @@ from zb_hdf5.formats.format import Found
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, StoreMeta, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.format_list import flat_format, row_named
 from zb_hdf5.store.found_store import FoundStore
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
 GROUP_TOKENS: Final = 1 << 24
@@ -59,7 +59,7 @@ class StreamFile(NamedTuple):
         The first document of each group, and the end of the last one; of pieces their first tokens in the file.
     """
 
-    stream: WindowReader
+    stream: StoreCorpus
     number: int
     split: str | None
     path: Path
@@ -68,7 +68,7 @@ class StreamFile(NamedTuple):
     @property
     def table(self) -> DocumentTableFile:
         """The facts of its documents."""
-        return documents_of(self.stream).file(self.number)
+        return self.stream.require_documents().file(self.number)
 
     @property
     def unit(self) -> int:
@@ -153,7 +153,7 @@ class StreamSource(DocumentSource):
         self._files = [
             StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
             for (_, split), stream in self._streams.items()
-            for number, path in enumerate(stream.paths)
+            for number, path in enumerate(stream.files)
         ]
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
@@ -162,7 +162,7 @@ class StreamSource(DocumentSource):
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one:
             in_store = {path for path, found in at_paths.items() if isinstance(found, FoundStore)}
-            is_lone = [path not in in_store for (path, _), stream in self._streams.items() for _ in stream.paths]
+            is_lone = [path not in in_store for (path, _), stream in self._streams.items() for _ in stream.files]
             self.splits = _splits_of(self._files, is_lone, paths)
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
         largest = [stream.max_token for stream in self._streams.values()]
@@ -183,7 +183,7 @@ class StreamSource(DocumentSource):
         }
         self.suspects = options.suspects
         self.identity = {
-            "fingerprints": [stream.token_fingerprint for stream in self._streams.values()],
+            "fingerprints": [stream.fingerprint for stream in self._streams.values()],
             "dtype": self.dtype.name,
             "vocab_size": self.vocab_size,
         }
@@ -326,7 +326,7 @@ def _splits_of(files: Sequence[StreamFile], is_lone: Sequence[bool], paths: Sequ
     return found
 
 
-def _opened(found: Found, split: str | None) -> WindowReader:
+def _opened(found: Found, split: str | None) -> StoreCorpus:
     """Open a stream, which is compared with its digests where it has some."""
     if found.takes_digests:
         return stream_of(found, split)
@@ -336,24 +336,19 @@ def _opened(found: Found, split: str | None) -> WindowReader:
         return stream_of(found, split)
 
 
-def documents_of(stream: WindowReader) -> DocumentTable:
-    """Return the documents of a stream, which each one has: else its files count as documents."""
-    return cast("DocumentTable", stream.documents)
-
-
 def _backend(options: KeptOptions) -> str:
     """Return the format that is asked for; "auto" of a stream of ours."""
     return options.source_format if flat_format(options.source_format) is not None else "auto"
 
 
-def _cuts(stream: WindowReader, number: int, path: Path, in_pieces: bool) -> list[int]:
+def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list[int]:
     """Return the cuts of a file into groups. See `StreamFile`."""
     start, stop = stream.tokens.starts[number : number + 2]
     num_tokens = stop - start
     targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
     if in_pieces:  # short ones, of which each file of a result has some
         return sorted({0, *range(0, num_tokens, min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)), num_tokens})
-    table = documents_of(stream).file(number)
+    table = stream.require_documents().file(number)
     if table.edge(table.count) != num_tokens:
         raise FormatError(
             f"{path}: expected documents of {num_tokens:,} tokens, found {table.edge(table.count):,}: "

@@ -17,9 +17,9 @@ from zb_hdf5.converters.options import Settings, TextOptions
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
-from zb_hdf5.text.corpus import open_documents, unknown_columns
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped, Reason
+from zb_hdf5.text.text_corpus import open_documents, unknown_columns
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 

@@ -113,11 +113,11 @@ class Run:
             cache=options.cache,
             documents=("cu_seqlens", "position_ids") if options.document_masks else (),
         )
-        reader = self.loader.reader
+        reader = self.loader.batches
         vocab_size = options.vocab_size or reader.meta.vocab_size
-        if not vocab_size and reader.max_token is None:
+        if not vocab_size and reader.corpus.max_token is None:
             raise SystemExit("the store has no vocabulary size: pass --vocab-size")
-        vocab_size = vocab_size or reader.max_token + 1  # of a lone HDF5 file
+        vocab_size = vocab_size or reader.corpus.max_token + 1  # of a lone HDF5 file
         self.model = GPT(vocab_size, self.loader.seq_len, options.width, options.layers).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
 

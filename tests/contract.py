@@ -93,7 +93,7 @@ def check_fields(reader, expected):
         check_ranges(found, batches)
         numbers = np.random.default_rng(0).integers(0, found.num_records, 23)
         same(read_records(found, numbers), batches.reshape(-1, found.seq_len)[numbers])
-        crc32 = found.digests.crc32()
+        crc32 = found.corpus.digests.crc32()
         if crc32 is not None:  # a store leaves them to its shards
             assert crc32.tolist() == [zlib.crc32(batch.tobytes()) for batch in batches]
     is_refused(errors.ArgumentError, lambda: reader.field("no_such_field"), match="expected a field")

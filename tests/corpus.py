@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5.text import json_lines
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 
 
 @pytest.fixture(scope="module")

@@ -117,5 +117,5 @@ def flip_stored(place, values, within=0, mask=1):
 def flip_token(path, number, within=1):
     """Flip a bit of one byte of batch `number` of a file."""
     with open_reader(path) as reader:
-        offset = reader.extents.offset(number)
+        offset = reader.corpus.extents.offset(number)
     flip(path, offset + within)

@@ -184,7 +184,7 @@ def _mixture(_: Path, stores: Path) -> Any:
 
 
 def _windows(_: Path, stores: Path) -> Any:
-    return zb_hdf5.SlidingWindowDataloader(zb_hdf5.MmapTokenStore(stores / "cut"), 32, 4)
+    return zb_hdf5.SlidingWindowDataloader(zb_hdf5.open_corpus(stores / "cut"), 32, 4)
 
 
 def _workers(sources: Path, stores: Path) -> Any:

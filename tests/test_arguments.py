@@ -18,13 +18,12 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     Loader,
     MixedLoader,
-    MmapTokenStore,
     ReadAs,
     TextLoader,
     convert,
     errors,
+    open_corpus,
     open_reader,
-    open_stream,
     open_writer,
     rebuild_index,
     repair,
@@ -42,8 +41,7 @@ OPENERS = {
     "DocumentLoader": lambda path: DocumentLoader(path, batch_size=1, collate="pad"),
     "MixedLoader": lambda path: MixedLoader({"a": path}, {"a": 1.0}),
     "TextLoader": lambda path: TextLoader(path, **TEXT),
-    "open_stream": open_stream,
-    "MmapTokenStore": MmapTokenStore,
+    "open_corpus": open_corpus,
     "windows": lambda path: open_reader(path, batch_size=1, seq_len=8),
     "convert": lambda path: convert(path, "hdf5", "out", source_format="hdf5"),
     "verify_store": verify_store,
@@ -116,7 +114,7 @@ def test_a_source_of_text_that_is_not_there_is_named(place):
 
 def test_a_file_that_is_still_written_is_named(place):
     with open_writer("busy.h5", batch_size=1, seq_len=8):
-        for call in (Loader, open_reader, open_stream):
+        for call in (Loader, open_reader, open_corpus):
             with pytest.raises(errors.NotFoundError, match=r"busy.h5.partial .* is being written"):
                 call("busy.h5")
 
@@ -128,7 +126,7 @@ SEEDED = {
     "sequential": lambda seed: next(Loader("in.h5", seed=seed, shuffle="sequential", **ONE_RANK)),
     "mixture": lambda seed: next(MixedLoader({"a": "in.h5"}, {"a": 1.0}, seed=seed, **ONE_RANK)),
     "documents": lambda seed: DocumentLoader("stream.h5", batch_size=1, collate="pad", seed=seed, **ONE_RANK),
-    "windows": lambda seed: SlidingWindowDataloader(MmapTokenStore("in.npy"), 8, batch_size=2, seed=seed),
+    "windows": lambda seed: SlidingWindowDataloader(open_corpus("in.npy"), 8, batch_size=2, seed=seed),
     "open_writer": lambda seed: open_writer("o.h5", batch_size=1, seq_len=8, seed=seed, overwrite=True).close(),
     "write_batch_file": lambda seed: write_batch_file(
         "o.batch", np.ones((8, 8), "u4"), 2, 8, seed=seed, overwrite=True
@@ -283,7 +281,7 @@ def test_an_encoding_of_tiktoken_is_taken_as_the_seed_takes_it():
 
 def test_an_encoding_has_the_digest_of_its_file_of_ranks(tmp_path):
     pytest.importorskip("tokenizers")
-    from zb_hdf5.text.corpus import open_documents
+    from zb_hdf5.text.text_corpus import open_documents
     from zb_hdf5.text.tokenizers import EncodingTokenizer, TiktokenTokenizer
 
     for name in ("a", "b"):

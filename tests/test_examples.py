@@ -20,7 +20,7 @@ import torch
 from click.testing import CliRunner
 from contents import write_batches, write_stream
 
-from zb_hdf5 import Loader, MmapTokenStore, load_tokenizer
+from zb_hdf5 import Loader, load_tokenizer, open_corpus
 from zb_hdf5.commands.zb import zb
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "train_gpt.py"
@@ -272,12 +272,12 @@ def test_only_what_the_assistant_says_has_a_gradient(finetuned):
 @pytest.mark.slow
 def test_the_stored_masks_are_the_words_of_the_assistant(finetuned, chats):
     tokenizer = load_tokenizer(f"hf:{finetuned[0] / 'tokenizer' / 'tokenizer.json'}")
-    with MmapTokenStore(finetuned[0] / "chats.h5") as store, store.field("loss_mask") as masks:
+    with open_corpus(finetuned[0] / "chats.h5") as store, store.field("loss_mask") as masks:
         assert store.document_count == len(chats[1])
         for number, chat in enumerate(chats[1]):
-            tokens = store.document(number)
+            tokens = store.documents[number].ids
             start = int(store.doc_offsets[number])
-            mask = masks.get_slice(start, start + len(tokens)).astype(bool)
+            mask = masks.tokens[start : start + len(tokens)].astype(bool)
             edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
             said = [tokenizer.decode(tokens[a:b]) for a, b in edges.tolist()]
             assert said == [f"{text}<|im_end|>" for role, text in chat if role == "assistant"]

@@ -18,7 +18,7 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.store.live import LiveStoreWriter
 from zb_hdf5.store.rebuild import index_files
 from zb_hdf5.store.repair import repair_file, repair_store
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 
 META = zb_hdf5.StoreMeta(4, 512, np.dtype("<u4"))
 ALONE = {"rank": 0, "world_size": 1}
@@ -83,13 +83,13 @@ READERS = {
     "BatchNativeLoader": ("x.batch", zb_hdf5.BatchNativeLoader),
     "open_reader of a store": ("store", zb_hdf5.open_reader),
     "open_reader of a stream": ("stream.h5", lambda path: zb_hdf5.open_reader(path, batch_size=2, seq_len=64)),
-    "open_stream": ("stream.h5", zb_hdf5.open_stream),
+    "open_corpus": ("stream.h5", zb_hdf5.open_corpus),
     "MmapTokenStore": ("stream.h5", zb_hdf5.MmapTokenStore),
     "DatasetLoader": ("npy", lambda path: zb_hdf5.DatasetLoader(2, 64, 0, 1, path)),
     "TextLoader": ("parquet", lambda path: zb_hdf5.TextLoader(path, **TEXT, **ALONE)),
     "ReadAs": (
         "npy.json",
-        lambda path: zb_hdf5.open_stream(os.fspath(path).removesuffix(".json"), read_as=zb_hdf5.ReadAs(digests=path)),
+        lambda path: zb_hdf5.open_corpus(os.fspath(path).removesuffix(".json"), read_as=zb_hdf5.ReadAs(digests=path)),
     ),
     "verify_store": ("x.h5", zb_hdf5.verify_store),
     "verify_store of a store": ("store", zb_hdf5.verify_store),
@@ -208,7 +208,7 @@ def public_functions():
 
 def test_no_public_function_is_left_out():
     results = {"ShardInfo", "StreamInfo"}  # which hold a path
-    bases = {"BatchReader", "BatchWriter"}  # whose backends are all here
+    bases = {"Batches", "BatchWriter", "Corpus"}  # whose backends are all here
     found = {name: thing for name, thing in public_functions() if callable(thing) and name not in results | bases}
     taking = {
         name

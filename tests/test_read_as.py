@@ -16,14 +16,14 @@ from zb_hdf5 import (
     Loader,
     ReadAs,
     convert,
+    open_corpus,
     open_reader,
-    open_stream,
     verify_store,
     write_digests,
 )
 
 NAMES = {each.name for each in fields(ReadAs)}
-FRONTS = (Loader, DocumentLoader, open_reader, open_stream, verify_store, write_digests)
+FRONTS = (Loader, DocumentLoader, open_reader, open_corpus, verify_store, write_digests)
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -62,7 +62,7 @@ def test_it_is_a_value():
     assert repr(ReadAs()) == "ReadAs()"
 
 
-@pytest.mark.parametrize("front", [Loader, open_reader, open_stream, verify_store, write_digests])
+@pytest.mark.parametrize("front", [Loader, open_reader, open_corpus, verify_store, write_digests])
 def test_anything_else_is_refused(front, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(100))
     more = [tmp_path / "made.json"] if front is write_digests else []

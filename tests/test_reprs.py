@@ -68,13 +68,17 @@ def test_parts_of_loaders_and_streams_are_one_line_without_a_place_in_memory(sto
         assert repr(loader.dataset()) == dataset
         assert repr(loader.dataset().sampler) == f"StepSampler({dataset}, next step 0)"
         assert repr(loader.records()) == f"RecordDataset('{store}', 21 records of 10 tokens)"
-        objects = [loader.plan, loader.stats(), loader.reader.digests]
+        objects = [loader.plan, loader.stats(), loader.batches.corpus.digests]
     with zb_hdf5.Loader(stream, batch_size=2, seq_len=9, documents=True, rank=0, world_size=1) as loader:
         assert repr(loader.records()).endswith(" records of 9 tokens, documents=True)")
-        objects += [loader.reader.record_documents, loader.reader.index]
-    with zb_hdf5.open_stream(stream) as found:
-        assert repr(found) == f"TokenStream('{stream}', 435 tokens of uint16 in 1 file, access='auto')"
-        assert repr(found.documents) == f"DocumentTable('{stream.parent}', 29 documents)"
+        objects += [loader.batches.corpus.record_documents, loader.batches.corpus.index]
+    with zb_hdf5.open_corpus(stream) as found:
+        assert repr(found).splitlines() == [
+            f"StoreCorpus('{stream}')",
+            "  a token stream: 435 tokens of uint16 in 1 file",
+            "  fields: none; access='auto', compared with a crc32: none",
+        ]
+        assert repr(found.documents) == f"CorpusDocuments('{stream}', 29 documents)"
     assert not [text for text in map(repr, objects) if "\n" in text or " at 0x" in text or len(text) > 250]
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta
-from zb_hdf5.formats.native import BatchFileReader, batch_file_bytes, pack_header, unpack_header
+from zb_hdf5.formats.native import BatchCorpus, batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, as_stored, meta_block_bytes, stored_dtype
 
 U32 = np.dtype("<u4")
@@ -126,7 +126,7 @@ def test_a_damaged_header_opens_only_if_it_fits_the_file(tmp_path_factory, heade
     path = tmp_path_factory.mktemp("example") / "x.batch"
     path.write_bytes(header + bytes(2 * META.padded_batch_bytes))
     try:
-        reader = BatchFileReader(path)
+        reader = BatchCorpus(path).batches()
     except FormatError:
         return
     with reader:

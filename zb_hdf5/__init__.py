@@ -39,8 +39,9 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.errors import UnavailableError as UnavailableError
     from zb_hdf5.errors import UnverifiableError as UnverifiableError
     from zb_hdf5.errors import ZbError as ZbError
-    from zb_hdf5.formats.batch_reader import BatchReader as BatchReader
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
+    from zb_hdf5.formats.corpus import Batches as Batches
+    from zb_hdf5.formats.corpus import Corpus as Corpus
     from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
     from zb_hdf5.loaders.following import FollowingLoader as FollowingLoader
@@ -56,8 +57,8 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.store.cache import Cache as Cache
     from zb_hdf5.store.digests import write_digests as write_digests
     from zb_hdf5.store.index import ShardIndex as ShardIndex
+    from zb_hdf5.store.opening import open_corpus as open_corpus
     from zb_hdf5.store.opening import open_reader as open_reader
-    from zb_hdf5.store.opening import open_stream as open_stream
     from zb_hdf5.store.opening import open_writer as open_writer
     from zb_hdf5.store.rebuild import rebuild_index as rebuild_index
     from zb_hdf5.store.repair import repair as repair
@@ -91,8 +92,9 @@ _MODULES: Final = {
     "UnavailableError": "zb_hdf5.errors",
     "UnverifiableError": "zb_hdf5.errors",
     "ZbError": "zb_hdf5.errors",
-    "BatchReader": "zb_hdf5.formats.batch_reader",
     "BatchWriter": "zb_hdf5.formats.batch_writer",
+    "Batches": "zb_hdf5.formats.corpus",
+    "Corpus": "zb_hdf5.formats.corpus",
     "HDF5ShardWriter": "zb_hdf5.formats.stream_writer",
     "DocumentLoader": "zb_hdf5.loaders.document_loader",
     "FollowingLoader": "zb_hdf5.loaders.following",
@@ -108,8 +110,8 @@ _MODULES: Final = {
     "Cache": "zb_hdf5.store.cache",
     "write_digests": "zb_hdf5.store.digests",
     "ShardIndex": "zb_hdf5.store.index",
+    "open_corpus": "zb_hdf5.store.opening",
     "open_reader": "zb_hdf5.store.opening",
-    "open_stream": "zb_hdf5.store.opening",
     "open_writer": "zb_hdf5.store.opening",
     "rebuild_index": "zb_hdf5.store.rebuild",
     "repair": "zb_hdf5.store.repair",

@@ -11,10 +11,9 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from copy import copy
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +22,13 @@ from zb_hdf5.commands.downloads import fetch_shards
 from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, ConvertError, require_choice
+from zb_hdf5.errors import ArgumentError, BatchIndexError, ConvertError, require_choice
 from zb_hdf5.files.checked import GROUP_BYTES
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
+from zb_hdf5.formats.access import Access, Verify
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
@@ -34,11 +36,12 @@ from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
 from zb_hdf5.loaders.state import shown
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
-from zb_hdf5.spec import StoreMeta, as_stored, stored_dtype
-from zb_hdf5.store.token_stream import TokenStream
-from zb_hdf5.store.window_reader import WindowReader
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
+from zb_hdf5.store.opening import open_corpus
+from zb_hdf5.store.store_corpus import require_stream
 from zb_hdf5.text.parquet_file import ParquetFile
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, EncodingTokenizer, load_tokenizer
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 
@@ -55,10 +58,21 @@ BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shu
 # --- ZeroBatch v2 ----------------------------------------------------------------------------------------------
 
 
-class BatchFileReader(native.BatchFileReader):
-    """A reader of a `.batch` file. Threads and processes as for `BatchReader`."""
+class BatchFileReader(Batches):
+    """A reader of a `.batch` file. Threads and processes as for `Batches`.
+
+    Parameters
+    ----------
+    path, access, verify
+        As for `open_corpus`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
+        corpus = native.BatchCorpus(path, access=access, verify=verify)
+        super().__init__(corpus, cast(Windows, corpus.windows))
 
     version: Final = 1
+    padded_batch_bytes = property(lambda self: self.meta.padded_batch_bytes)
     seed = property(lambda self: self.meta.seed)
     total_records = property(lambda self: self.meta.total_records)
 
@@ -295,11 +309,10 @@ class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
         self.process_rank = process_rank
         self.num_processes = num_processes
         self.device = device
-        reader: Any = self.reader
-        self.filepaths = [str(path) for path in reader.paths]
-        self._starts = reader.tokens.starts
+        self.filepaths = [str(path) for path in self.batches.corpus.files]
+        self._starts = self.batches.tokens.starts
 
-    seq_len = property(lambda self: self.reader.stride)
+    seq_len = property(lambda self: self.batches.stride)
     file_idx = property(lambda self: self._next_token()[0])
     tok_idx = property(lambda self: self._next_token()[1])
     file_data = property(lambda self: np.load(self.filepaths[self.file_idx], mmap_mode="r"))
@@ -388,14 +401,79 @@ class RustBPETokenizer:
 Tokenizer = RustBPETokenizer
 
 
-class MmapTokenStore(TokenStream):
-    """A token stream, as `open_stream` returns it.
+class MmapTokenStore:
+    """A token stream: its tokens by their positions, and its documents.
 
     Parameters
     ----------
-    path, split, access, verify, dataset
-        As for `open_stream`.
+    path, split, access, verify, read_as
+        As for `open_corpus`.
+
+    Attributes
+    ----------
+    corpus
+        The corpus, which has all else.
     """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        split: str | None = AUTO_SPLIT,
+        access: Access = "auto",
+        verify: Verify = "auto",
+        read_as: ReadAs = AS_STORED,
+    ) -> None:
+        corpus = open_corpus(path, split=split, access=access, verify=verify, read_as=read_as)
+        self.corpus = require_stream(corpus)
+
+    paths = property(lambda self: self.corpus.files)
+    num_tokens = property(lambda self: self.corpus.num_tokens)
+    dtype = property(lambda self: self.corpus.dtype)
+    document_count = property(lambda self: self.corpus.document_count)
+    doc_offsets = property(lambda self: self.corpus.doc_offsets)
+
+    def get_slice(self, start: int, stop: int) -> TokenArray:
+        """Return tokens `start` to `stop`: 1-D, read-only where it is a view of a mapping.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= start <= stop <= num_tokens`.
+        """
+        if not 0 <= start <= stop <= self.corpus.num_tokens:
+            raise BatchIndexError(
+                f"{self.corpus.path}: no tokens {start:,} to {stop:,}: it has {self.corpus.num_tokens:,}"
+            )
+        return self.corpus.tokens[start:stop]
+
+    def document(self, number: int) -> TokenArray:
+        """Return the tokens of one document, its boundary token included."""
+        offsets = self.corpus.doc_offsets
+        if not 0 <= number < len(offsets) - 1:
+            raise BatchIndexError(f"{self.corpus.path}: no document {number:,}: it has {len(offsets) - 1:,}")
+        start, stop = offsets[number : number + 2].tolist()
+        return self.corpus.tokens[start:stop]
+
+    def __len__(self) -> int:
+        return self.corpus.num_tokens
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.corpus!r})"
+
+    def refresh(self) -> int:
+        """See the tokens that were committed since; return `num_tokens`."""
+        return self.corpus.refresh()
+
+    def close(self) -> None:
+        """Close the corpus."""
+        self.corpus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class ShardedTokenizationPipeline:
@@ -485,7 +563,7 @@ class SlidingWindowDataloader(Loader[Any]):
     Parameters
     ----------
     store
-        A `MmapTokenStore`, or what `open_stream` returns.
+        A `MmapTokenStore`, or a corpus that is a token stream.
     window_size, batch_size
         Tokens of a window, which reads one more, and windows of a batch.
     order
@@ -497,7 +575,7 @@ class SlidingWindowDataloader(Loader[Any]):
 
     def __init__(
         self,
-        store: WindowReader,
+        store: MmapTokenStore | Corpus,
         window_size: int,
         batch_size: int,
         *,
@@ -511,10 +589,9 @@ class SlidingWindowDataloader(Loader[Any]):
         self.window_size = window_size
         self.order = order
         stride = 1 if order == "random" else window_size
-        windows = copy(store)
-        windows.cut(Windows(1, window_size + 1, stride))
+        corpus = store.corpus if isinstance(store, MmapTokenStore) else store
         super().__init__(
-            windows,
+            corpus.batches(1, window_size + 1, stride),
             batch_size=batch_size,
             shuffle="records",
             seed=seed,

@@ -103,7 +103,7 @@ def test_conversion_and_reading(mounts, work):
         records = np.arange(5, 4000, 7)
         gathered = [np.zeros((len(records), 512), np.uint16) for _ in range(2)]
         for loader, rows in zip((there, here), gathered, strict=True):
-            loader.reader.read_records_into(records, rows)
+            loader.batches.read_records_into(records, rows)
         np.testing.assert_array_equal(*gathered)
         assert str(node) not in Path("/proc/self/maps").read_text()
 

@@ -233,8 +233,8 @@ def info(path, *options, code=0):
 def test_info_of_a_file(kind, places, monkeypatch):
     found, backend = info(places[kind]), {"h5": "hdf5", "batch": "batch"}[kind]
     with open_reader(places[kind]) as reader:
-        expected = [list(run) for run in reader.extents.runs]
-        assert (found["sha256"], found["fingerprint"]) == (reader.sha256, reader.fingerprint)
+        expected = [list(run) for run in reader.corpus.extents.runs]
+        assert (found["sha256"], found["fingerprint"]) == (reader.corpus.sha256, reader.fingerprint)
     facts = {"kind": "file", "backend": backend, "state": "complete", "num_batches": 12, "batch_size": 4,
              "seq_len": SEQ_LEN, "dtype": "uint32", "tokens": 384, "total_records": 48,
              "bytes": places[kind].stat().st_blocks * 512}  # fmt: skip
@@ -515,7 +515,7 @@ def test_the_json_of_a_conversion_and_the_shape_and_dtype_of_a_dry_run(places, t
     assert seconds >= 0
     assert rate > 0
     with open_reader(tmp_path / "out") as reader:
-        digest = reader.sha256
+        digest = reader.corpus.sha256
     assert report == {
         "path": str(tmp_path / "out"), "batch_size": 4, "seq_len": SEQ_LEN, "dtype": "uint32", "num_batches": 12,
         "num_shards": 3, "shards_kept": 0, "shards_written": 3, "left_behind": "",
@@ -821,7 +821,7 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(reader, index):
         raise UnavailableError("a filter is missing")
 
-    monkeypatch.setattr("zb_hdf5.formats.h5_reader.HDF5Reader.read_batch", refuse)
+    monkeypatch.setattr("zb_hdf5.formats.corpus.Batches.read_batch", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"
 
 

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed import write_packed
 
-from zb_hdf5 import ArgumentError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader, open_writer
+from zb_hdf5 import ArgumentError, HDF5ShardWriter, ShardIndex, open_corpus, open_reader, open_writer
 from zb_hdf5.commands import rows as rows_module
 from zb_hdf5.commands import statistics
 from zb_hdf5.commands.description import describe
@@ -694,8 +694,8 @@ def test_sources_are_counted_with_one_table_open_at_a_time(tmp_path):
         with HDF5ShardWriter(path, chunk_tokens=64) as writer:
             writer.write_document(np.arange(9), id="a")
     index_files(paths).save(tmp_path)
-    with MmapTokenStore(tmp_path) as store:
-        table, before = store.documents, open_files()
+    with open_corpus(tmp_path) as store:
+        table, before = store.document_table, open_files()
         assert statistics._sources(table) == []
         assert open_files() == before
 

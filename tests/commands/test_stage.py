@@ -63,7 +63,7 @@ class Nothing(ClosedTokens):
 def steps_of(folder, store, state=None, rank=0, epoch=0, **options):
     """Return all steps of a rank; those of a cache are of a loader whose source has nothing."""
     with begun(Loader(store, rank=rank, world_size=WORLD, cache=folder, **options), epoch) as loader:
-        for reader in (loader.reader, *map(loader.reader.field, options.get("fields", ()))) if folder else ():
+        for reader in (loader.batches, *map(loader.batches.field, options.get("fields", ()))) if folder else ():
             reader.tokens.tokens.close()
             reader.tokens.source = reader.tokens.tokens = Nothing(reader.tokens.tokens)
         if state is not None:

@@ -23,7 +23,7 @@ from interpreter import run_program
 from pyarrow import ipc, parquet
 from reading import looking
 
-from zb_hdf5 import Loader, ReadAs, convert, errors, open_stream
+from zb_hdf5 import Loader, ReadAs, convert, errors, open_corpus
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.signatures import SIGNATURES, signature_of
 
@@ -288,8 +288,8 @@ def type_line(line, folder, scratch):
 def ids_below(folder):
     """Return the ids of the stream or the array that a line has made, or a text of its bytes."""
     if (folder / "DST").exists():
-        with open_stream(folder / "DST") as stream:
-            return np.array(stream.get_slice(0, stream.num_tokens))
+        with open_corpus(folder / "DST") as stream:
+            return np.array(stream.tokens[0 : stream.num_tokens])
     arrays = [path for path in folder.rglob("*.npy")]
     if arrays:
         return np.load(arrays[0]).reshape(-1)
@@ -342,7 +342,7 @@ def test_a_file_of_a_known_format_is_never_ids_without_a_header(name, dtype, tmp
     words = "source_dtype is for files without a header, found"
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(path, read_as=ReadAs(source_dtype=dtype)),
+        lambda: open_corpus(path, read_as=ReadAs(source_dtype=dtype)),
         lambda: Loader(path, read_as=ReadAs(source_dtype=dtype), batch_size=1, seq_len=8),
         match=words,
     )
@@ -382,11 +382,11 @@ def test_the_chunks_of_a_folder_are_known_without_its_index(tmp_path):
     (tmp_path / "shard.00000.mds").write_bytes(items(head=b'{"column_names": ["ids"]}'))
     for path, noun in ((tmp_path / "lit/chunk-0-0.bin", "litdata"), (tmp_path / "shard.00000.mds", "MDS")):
         is_refused(
-            errors.ArgumentError, lambda path=path: open_stream(path, read_as=ReadAs(source_dtype="uint32")), match=noun
+            errors.ArgumentError, lambda path=path: open_corpus(path, read_as=ReadAs(source_dtype="uint32")), match=noun
         )
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "lit", read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path / "lit", read_as=ReadAs(source_dtype="uint16")),
         match="litdata",
     )
 
@@ -396,7 +396,7 @@ def test_one_file_of_a_folder_of_ids_is_enough(tmp_path):
     (tmp_path / "b.bin").write_bytes(gzip.compress(IDS.astype("<u2").tobytes()))
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path, read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path, read_as=ReadAs(source_dtype="uint16")),
         match=r"b\.bin: .* gzip",
     )
 
@@ -425,13 +425,13 @@ def test_an_lz4_file_and_the_index_of_megatron_are_known(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"\x04\x22\x4d\x18" + bytes(16))
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16")),
         match=r"lz4 -dk .*a\.bin",
     )
     (tmp_path / "a.idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, 0, 1) + bytes(8))
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "a.idx", read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path / "a.idx", read_as=ReadAs(source_dtype="uint16")),
         match="Megatron: leave it",
     )
 
@@ -439,21 +439,21 @@ def test_an_lz4_file_and_the_index_of_megatron_are_known(tmp_path):
 def test_text_may_be_ids_of_one_byte(tmp_path):
     path = tmp_path / "book.txt"
     path.write_bytes(b"It was a dark night.\n" * 9)
-    assert open_stream(path, read_as=ReadAs(source_dtype="uint8")).num_tokens == 21 * 9
+    assert open_corpus(path, read_as=ReadAs(source_dtype="uint8")).num_tokens == 21 * 9
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(path, read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(path, read_as=ReadAs(source_dtype="uint16")),
         match="found text; tokenize it",
     )
 
 
 def test_the_header_of_lit_gpt_is_left_out_if_it_is_named(tmp_path):
     litgpt(tmp_path / "a.bin")
-    with open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=24)) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+    with open_corpus(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=24)) as stream:
+        np.testing.assert_array_equal(stream.tokens[0:4000], IDS)
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=2)),
+        lambda: open_corpus(tmp_path / "a.bin", read_as=ReadAs(source_dtype="uint16", skip_bytes=2)),
         match="found a file of lit-gpt; its ids follow a header: .*source_dtype='uint16', skip_bytes=24",
     )
 
@@ -530,8 +530,8 @@ def test_a_conversion_that_is_refused_ends_in_a_line_that_works(words, tmp_path,
         assert parquet.read_table(tmp_path / "x.parquet")["input_ids"].to_pylist() == DOCUMENTS
         return
     name = {"out.idx": "out.bin", "d": "d" if (tmp_path / "d").exists() else "DST"}.get(options[0], "x")
-    with open_stream(tmp_path / name) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), IDS)
+    with open_corpus(tmp_path / name) as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : stream.num_tokens], IDS)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -585,8 +585,8 @@ def test_the_list_of_formats_does_not_deny_llmc(tmp_path):
     raw(tmp_path / "a.bin")
     run_zb("convert", tmp_path / "a.bin", tmp_path / "b.bin", "--to", "llmc", "--source-dtype", "uint16", code=0)
     run_zb("convert", tmp_path / "b.bin", tmp_path / "c", "--from", "llmc", "--to", "stream", "--tokens-only", code=0)
-    with open_stream(tmp_path / "b.bin") as ours, open_stream(tmp_path / "c") as theirs:
-        np.testing.assert_array_equal(ours.get_slice(0, 4000), theirs.get_slice(0, 4000))
+    with open_corpus(tmp_path / "b.bin") as ours, open_corpus(tmp_path / "c") as theirs:
+        np.testing.assert_array_equal(ours.tokens[0:4000], theirs.tokens[0:4000])
 
 
 @pytest.mark.parametrize(("target", "suffix"), [("megatron", ".bin"), ("datatrove", ".ds")])
@@ -594,8 +594,8 @@ def test_a_prefix_is_a_path(target, suffix, tmp_path):
     parquet.write_table(TABLE, tmp_path / "a.parquet")
     convert(tmp_path / "a.parquet", target, tmp_path / f"corpus{suffix}")
     prefix = tmp_path / "corpus"
-    with open_stream(prefix) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+    with open_corpus(prefix) as stream:
+        np.testing.assert_array_equal(stream.tokens[0:4000], IDS)
     with Loader(prefix, batch_size=1, seq_len=50, shuffle="sequential") as loader:
         assert next(loader).tolist() == [DOCUMENTS[0]]
     assert str(tmp_path / f"corpus{suffix}") in run_zb("info", prefix, code=0).output
@@ -603,8 +603,8 @@ def test_a_prefix_is_a_path(target, suffix, tmp_path):
     run_zb("index", "digests", prefix, "-o", tmp_path / "digests.json", code=0)
     run_zb("verify", prefix, "--digests", tmp_path / "digests.json", code=0)
     convert(prefix, "stream", tmp_path / "again")
-    with open_stream(tmp_path / "out") as ours, open_stream(tmp_path / "again") as same:
-        np.testing.assert_array_equal(ours.get_slice(0, 4000), same.get_slice(0, 4000))
+    with open_corpus(tmp_path / "out") as ours, open_corpus(tmp_path / "again") as same:
+        np.testing.assert_array_equal(ours.tokens[0:4000], same.tokens[0:4000])
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------
@@ -615,7 +615,7 @@ def test_more_bytes_than_a_header_has_are_as_wrong_as_fewer(tmp_path):
         with open(tmp_path / "a.npy", "wb") as file:
             np.save(file, IDS if axes == 1 else IDS.reshape(80, 50))
             np.save(file, IDS)
-        is_refused(errors.FormatError, lambda: open_stream(tmp_path / "a.npy"), match="more than one array")
+        is_refused(errors.FormatError, lambda: open_corpus(tmp_path / "a.npy"), match="more than one array")
         is_refused(
             errors.FormatError,
             lambda: convert(tmp_path / "a.npy", "hdf5", tmp_path / "o.h5", seq_len=50, batch_size=1),
@@ -633,11 +633,11 @@ def test_metadata_of_datatrove_decide_about_the_dtype(cut, tmp_path):
         ends[:40].tofile(index)
     else:
         (tmp_path / "a.ds.metadata").write_text("gpt2|4\n4000\n4.00 kT")
-    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "a.ds"), match=r"as a\.ds\.metadata has it, found")
+    is_refused(errors.FormatError, lambda: open_corpus(tmp_path / "a.ds"), match=r"as a\.ds\.metadata has it, found")
     (tmp_path / "a.ds.metadata").write_text("an older one")
     ends.tofile(index)
-    with open_stream(tmp_path / "a.ds") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 4000), IDS)
+    with open_corpus(tmp_path / "a.ds") as stream:
+        np.testing.assert_array_equal(stream.tokens[0:4000], IDS)
 
 
 def test_an_index_names_a_file_once(tmp_path):
@@ -721,7 +721,7 @@ def test_other_files_are_never_ids_without_a_header(name, tmp_path):
     for dtype in ("uint16", "uint32"):
         is_refused(
             errors.ZbError,
-            lambda dtype=dtype: open_stream(path, read_as=ReadAs(source_dtype=dtype)),
+            lambda dtype=dtype: open_corpus(path, read_as=ReadAs(source_dtype=dtype)),
             lambda dtype=dtype: convert(
                 path, "stream", tmp_path / "out", source_dtype=dtype, source_format="bin", tokens_only=True
             ),

@@ -78,7 +78,7 @@ def test_the_report_has_the_splits(folder, tmp_path):
     lines = [line.split() for line in run_zb(*command, "--force").stdout.splitlines()]
     assert any(line[0] == "splits" and line[1:] == ["20", "batches", "train,", "5", "batches", "val"] for line in lines)
     with open_reader(tmp_path / "out") as reader:
-        assert reader.index.source["val_fraction"] == 0.2
+        assert reader.corpus.index.source["val_fraction"] == 0.2
 
 
 @pytest.mark.parametrize(

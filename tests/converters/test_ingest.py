@@ -43,7 +43,7 @@ from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import NOT_KNOWN, documents_path
 from zb_hdf5.store.rebuild import index_files, rebuild_index
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`

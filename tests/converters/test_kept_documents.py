@@ -13,7 +13,7 @@ from damage import flip
 from interrupted import Failing, Stops
 from packed import require_same_pieces
 
-from zb_hdf5 import FormatError, HDF5ShardWriter, MmapTokenStore, ShardIndex, open_reader
+from zb_hdf5 import FormatError, HDF5ShardWriter, ShardIndex, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import stream_target
 from zb_hdf5.converters.arguments import convert as run_conversion
@@ -27,7 +27,7 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.spec import NO_DOCUMENT, documents_path, pieces_path
 from zb_hdf5.text import json_lines
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 
 PAD, BOUNDARY = 0, 256
 BYTES = Recipe("byte", BOUNDARY)
@@ -58,12 +58,12 @@ def corpus(tmp_path, monkeypatch):
     return folder, known
 
 
-def open_corpus(folder):
+def texts_in(folder):
     return open_documents([folder], "jsonl", "text", "id", ["author", "n"])
 
 
 def ingest(folder, destination, options, **work):
-    source = TextSource(open_corpus(folder), "jsonl", BYTES)
+    source = TextSource(texts_in(folder), "jsonl", BYTES)
     return run_conversion(source, "hdf5", destination, workers=None if "engine" in work else 1, **options, **work)
 
 
@@ -72,7 +72,7 @@ def require_tokens(path, known, split=None):
     with open_reader(path, split=split) as reader:
         pieces = reader.read_pieces(np.arange(reader.num_records))
         tokens = np.concatenate(list(reader)).astype(np.int64)
-        table = reader.documents
+        table = reader.corpus.documents
         numbers = table.number_of(pieces.offsets)
         stops = np.append(pieces.columns[1:], 0)
         stops[pieces.ends[1:] - 1] = pieces.seq_len
@@ -85,7 +85,7 @@ def require_tokens(path, known, split=None):
                 assert offset == NO_DOCUMENT
                 assert (found == PAD).all()
                 continue
-            document = table.document(number)
+            document = table[number]
             value = known[document.source, document.row]
             assert (document.id, document.metadata) == (value["id"], {"author": value["author"], "n": value["n"]})
             text = [*value["text"].encode(), BOUNDARY]
@@ -116,7 +116,7 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
         with open_reader(tmp_path / "out", split=split) as reader:
             assert reader.has_pieces
             if split is None:
-                assert len(reader.documents) == report.counts.documents == len(known)
+                assert len(reader.corpus.documents) == report.counts.documents == len(known)
             rng = np.random.default_rng(0)
             some = rng.integers(0, reader.num_records, 30)  # from all shards, in any order, some twice
             whole = reader.read_pieces(np.arange(reader.num_records))
@@ -133,17 +133,17 @@ def test_every_token_of_a_store_of_text_has_its_document(tmp_path, corpus, packi
 @pytest.mark.thin
 def test_every_token_of_streams_of_text_has_its_document(tmp_path, corpus, num_shards):
     folder, known = corpus
-    source = TextSource(open_corpus(folder), "jsonl", BYTES)
+    source = TextSource(texts_in(folder), "jsonl", BYTES)
     run_conversion(source, "stream", tmp_path / "out", shards=num_shards, val_fraction=0.2, workers=1)
     for split in (None, "train", "val"):
-        with MmapTokenStore(tmp_path / "out", split=split) as store:
+        with open_corpus(tmp_path / "out", split=split) as store:
             table = store.documents
             assert len(table) == store.document_count
             for number in range(len(table)):
-                document = table.document(number)
+                document = table[number]
                 value = known[document.source, document.row]
                 assert document.id == value["id"]
-                assert store.document(number).tolist() == [*value["text"].encode(), BOUNDARY]
+                assert store.documents[number].ids.tolist() == [*value["text"].encode(), BOUNDARY]
                 assert store.doc_offsets[number] == document.offset
             assert table.number_of(store.doc_offsets[:-1]).tolist() == list(range(len(table)))
 
@@ -159,7 +159,7 @@ def test_workers_and_resumes_give_the_same_tables(tmp_path, corpus, layout, monk
         if layout == "batches":
             ingest(folder, destination, options, **work)
         else:
-            source = TextSource(open_corpus(folder), "jsonl", BYTES)
+            source = TextSource(texts_in(folder), "jsonl", BYTES)
             how = {"workers": None if "engine" in work else 1, **work}
             run_conversion(source, "stream", destination, shards=2, **how)
 
@@ -236,7 +236,7 @@ def test_columns_of_any_type_are_kept(tmp_path, kind):
     done = run_text(kind, path, tmp_path / "out", "--id-column", "key", "--metadata-columns", "tags,score")
     assert done.exit_code == 0, done.output
     with open_reader(tmp_path / "out") as reader:
-        first, last = (reader.documents.document(number) for number in range(2))
+        first, last = (reader.corpus.documents[number] for number in range(2))
     assert (first.row, first.id, first.metadata) == (1, "7", {"tags": ["x"], "score": 0.5})
     assert (last.row, last.id, last.metadata) == (3, "9", {"tags": None, "score": None})
     if kind == "parquet":
@@ -293,7 +293,7 @@ def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_t
     run_convert("npy-to-hdf5", tmp_path / "x.npy", one, "--batch-size", 2, "--seq-len", 8, "--force")
     assert (pieces_path(one).exists(), documents_path(one).exists()) == (False, False)
     with open_reader(one) as reader:
-        assert reader.documents is None
+        assert reader.corpus.documents is None
     run_convert("hdf5-to-hdf5", source, tmp_path / "whole")
     for part in (2, 0, 1, 3):
         run_convert("hdf5-to-hdf5", source, tmp_path / "out", "--shard-range", f"{part}/4")
@@ -309,9 +309,9 @@ def test_a_lone_batch_file_says_what_it_does_not_name(tmp_path):
     assert said in " ".join(run_convert("hdf5-to-batch", tmp_path / "a.h5", tmp_path / "b.batch").split())
     run_convert("batch-to-hdf5", tmp_path / "b.batch", tmp_path / "again.h5")
     with open_reader(tmp_path / "a.h5") as before, open_reader(tmp_path / "again.h5") as after:
-        assert (after.sha256, after.meta.seed) == (before.sha256, before.meta.seed)
-        assert before.origin["split"] == "train"
-        assert "split" not in after.origin
+        assert (after.corpus.sha256, after.meta.seed) == (before.corpus.sha256, before.meta.seed)
+        assert before.corpus.origin["split"] == "train"
+        assert "split" not in after.corpus.origin
 
 
 def refused(*arguments):
@@ -335,8 +335,8 @@ def test_a_store_of_tokens_only_made_of_documents_is_asked_for(tmp_path, text_st
         assert not target.exists()
         assert lost in run_convert("hdf5-to-batch", source, target, "--tokens-only")
         with open_reader(source) as expected, open_reader(target, verify="batch") as reader:
-            assert reader.documents is None
-            assert reader.digests.tokens_sha256() == expected.digests.tokens_sha256()
+            assert reader.corpus.documents is None
+            assert reader.corpus.digests.tokens_sha256() == expected.corpus.digests.tokens_sha256()
     assert {path.suffix for path in (tmp_path / "batch").iterdir()} == {".batch", ".crc32", ".json"}
     assert lost in run_convert("hdf5-to-npy", source, tmp_path / "npy", "--tokens-only")
     assert all(path.suffix == ".npy" for path in (tmp_path / "npy").iterdir())
@@ -373,12 +373,12 @@ def test_documents_are_written_with_what_is_known_of_them(tmp_path, boundary):
         writer.write_document([8, 8], id=5, spans=[(1, 2, "c")])
     assert sorted(os.listdir(tmp_path)) == ["x.h5", "x.h5.documents"]
     end = int(boundary >= 0)
-    with MmapTokenStore(path) as store:
+    with open_corpus(path) as store:
         table = store.documents
-        assert [table.document(number).id for number in range(6)] == ["first", "second", "third", "d", "e", "5"]
-        assert table.document(2).metadata == {"author": "ü"}
+        assert [table[number].id for number in range(6)] == ["first", "second", "third", "d", "e", "5"]
+        assert table[2].metadata == {"author": "ü"}
         offsets = store.doc_offsets.tolist()
-        assert [table.document(number).offset for number in range(6)] == offsets[:-1]
+        assert [table[number].offset for number in range(6)] == offsets[:-1]
         second, last = offsets[1], offsets[5]
         spans = table.spans(0, store.num_tokens)
         edges = [(second, second + 2), (second + 2, second + 3), (second + 9, second + 10), (last + 1, last + 2)]
@@ -400,8 +400,8 @@ def test_a_stream_without_facts_has_no_table(tmp_path):
         writer.write_document([1, 2])
         writer.write_document([3])
     assert os.listdir(tmp_path) == ["x.h5"]
-    with MmapTokenStore(path) as store:
-        assert store.documents.document(1) == (1, 2, 1, None, None, None, {})
+    with open_corpus(path) as store:
+        assert store.documents[1].facts == (1, 2, 1, None, None, None, {})
         assert store.documents.number_of([0, 2]).tolist() == [0, 1]
 
 

@@ -8,7 +8,7 @@ from commandline import one_error, run_zb
 from reading import reading
 from split_corpus import FILES, FORMATS, ids_of, write_npy
 
-from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_reader, open_stream, verify_store
+from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_corpus, open_reader, verify_store
 from zb_hdf5.converters.split_arrays import SplitOrder
 from zb_hdf5.loaders.order import write_order
 
@@ -31,8 +31,8 @@ def expected(split):
 
 def tokens_of(store, split):
     """Return the sorted tokens of a split of a result: a stream or batches, of ours or of another trainer."""
-    with open_stream(store, split=split) as stream:
-        return sorted(stream.get_slice(0, stream.num_tokens).tolist())
+    with open_corpus(store, split=split) as stream:
+        return sorted(stream.tokens[0 : stream.num_tokens].tolist())
 
 
 def rows_of(store, split):
@@ -79,8 +79,8 @@ def test_other_targets_have_a_split_for_each_too_and_come_back(corpus, tmp_path,
     assert [tokens_of(back, split) for split in SPLITS] == [expected(split) for split in SPLITS]
     if target in ("bin", "megatron"):  # in place, too
         names = {"source_dtype": "uint16"} if target == "bin" else {}
-        with open_stream(out, split="dev", **reading(names)) as stream:
-            assert sorted(stream.get_slice(0, stream.num_tokens).tolist()) == expected("val")
+        with open_corpus(out, split="dev", **reading(names)) as stream:
+            assert sorted(stream.tokens[0 : stream.num_tokens].tolist()) == expected("val")
 
 
 @pytest.mark.parametrize("source", ["jsonl", "text", "parquet"])
@@ -125,7 +125,7 @@ def test_a_folder_of_one_split_becomes_a_store_for_training(tmp_path):
         write_npy(folder / name, ids_of(2))
     convert(folder, "hdf5", tmp_path / "out", batch_size=2, seq_len=5)
     with Loader(tmp_path / "out") as loader:
-        assert loader.reader.num_batches == 8
+        assert loader.batches.num_batches == 8
 
 
 def test_paths_that_are_named_tell_splits_by_their_own_names(tmp_path):
@@ -137,7 +137,7 @@ def test_paths_that_are_named_tell_splits_by_their_own_names(tmp_path):
     assert sorted(rows_of(tmp_path / "out", "val").reshape(-1).tolist()) == ids_of(2).tolist()
     convert(paths, "hdf5", tmp_path / "one", batch_size=2, seq_len=5, split="all")
     with Loader(tmp_path / "one") as loader:
-        assert loader.reader.num_batches == 8
+        assert loader.batches.num_batches == 8
     convert(paths, "stream", tmp_path / "st", boundary_token_id=1)
     assert tokens_of(tmp_path / "st", "val") == ids_of(2).tolist()
 

@@ -146,9 +146,9 @@ def test_documents_are_kept_in_a_stream(code, block, tmp_path, monkeypatch):
     report = zb_hdf5.convert(tmp_path / "in", "stream", tmp_path / "stream", workers=1)
     expected = expected_documents(DOCUMENTS[:3] + DOCUMENTS[2:])
     assert (report.counts.documents, len(report.shards)) == (6, 2)
-    with zb_hdf5.MmapTokenStore(tmp_path / "stream") as store:
-        assert [store.document(k).tolist() for k in range(store.document_count)] == expected
-        places = [store.documents.document(k) for k in range(store.document_count)]
+    with zb_hdf5.open_corpus(tmp_path / "stream") as store:
+        assert [store.documents[k].ids.tolist() for k in range(store.document_count)] == expected
+        places = [store.documents[k] for k in range(store.document_count)]
     assert [(place.source, place.row) for place in places] == [(str(file), k + 1) for file in files for k in range(3)]
     succeed(zb, "convert", *files, tmp_path / "again", "--to", "stream", "--workers", 1)
     assert not [each.problem for each in verify_store(tmp_path / "again") if each.problem]
@@ -165,7 +165,7 @@ def test_documents_become_rows_that_know_them(tmp_path):
     with zb_hdf5.Loader(tmp_path / "store", shuffle="sequential", documents=("documents", "document_ids")) as loader:
         step = next(iter(loader))
     with zb_hdf5.open_reader(tmp_path / "store") as reader:
-        document = reader.documents.document(int(step["documents"][0]))
+        document = reader.corpus.documents[int(step["documents"][0])]
     of_first = step["tokens"][step["document_ids"] == 0].tolist()
     assert of_first == documents[document.row - 1][0][: len(of_first)]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in how.items()]

@@ -9,7 +9,7 @@ from commandline import report_of
 from contents import batches_of, require_good, write_batches
 from packed import require_same_pieces
 
-from zb_hdf5 import ArgumentError, MmapTokenStore, ShardIndex, convert, open_reader
+from zb_hdf5 import ArgumentError, ShardIndex, convert, open_corpus, open_reader
 from zb_hdf5.converters.cli import convert_commands as commands
 
 run = partial(report_of, commands)
@@ -41,8 +41,8 @@ def test_text_becomes_compressed_batches_and_streams(text, packed, tmp_path):
     run("jsonl-to-hdf5", text, tmp_path / "stream", "--tokenizer", "byte", "--layout", "stream", "--codec", "gzip:9")
     require_good(tmp_path / "stream")
     assert codecs_of(tmp_path / "stream") == ["gzip:9"]
-    with MmapTokenStore(tmp_path / "stream") as store:
-        assert bytes(store.document(5)[:-1].tolist()).decode() == TEXTS[5]
+    with open_corpus(tmp_path / "stream") as store:
+        assert bytes(store.documents[5].ids[:-1].tolist()).decode() == TEXTS[5]
     run("stream-to-hdf5", tmp_path / "stream", tmp_path / "again", "--seq-len", 64, "--codec", "zstd:1")
     require_good(tmp_path / "again")
     assert codecs_of(tmp_path / "again") == ["zstd:1"]
@@ -70,7 +70,7 @@ def test_a_store_is_compressed_or_not_and_keeps_everything(options, packed, tmp_
         np.testing.assert_array_equal(np.stack(list(new)), np.stack(list(old)))
         for number in range(old.num_batches):
             require_same_pieces(new.read_batch_pieces(number), old.read_batch_pieces(number))
-        assert [new.documents.document(k).id for k in range(9)] == [old.documents.document(k).id for k in range(9)]
+        assert [each.id for each in new.corpus.documents[:9]] == [each.id for each in old.corpus.documents[:9]]
 
 
 @pytest.mark.parametrize(("batch_size", "seq_len"), [(3, 16), (1, 32), (10, 8), (4, 1)])

@@ -9,7 +9,7 @@ from contents import files_in, write_stream
 from interrupted import Failing, Stops
 from reading import reading
 
-from zb_hdf5 import convert, open_stream
+from zb_hdf5 import convert, open_corpus
 from zb_hdf5.converters.cli import convert_commands
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.store.format_list import document_targets
@@ -47,7 +47,7 @@ def test_a_stream_of_one_file_becomes_shards_that_read_as_it_does(tmp_path, targ
     assert len(report.shards) == 4
     assert all(shard.token_count for shard in report.shards)
     names = {"source_dtype": "uint16"} if target == "olmo" else {}
-    with open_stream(tmp_path / "out", **reading(names)) as stream:
+    with open_corpus(tmp_path / "out", **reading(names)) as stream:
         found = np.empty(stream.num_tokens, stream.tokens.dtype)
         stream.tokens.read([(0, found)])
     assert np.array_equal(found, ids)

@@ -148,7 +148,7 @@ def test_a_node_copies_what_its_ranks_will_read_and_trains_from_there(job, tmp_p
     expected = "examples/train_gpt.py train.h5 --out run --global-batch 256 --seed 1 --steps 9 --cache"
     assert trained == [*expected.split(), f"{disk}/zb-cache"]
     with Loader(tmp_path / "train.h5", seed=1, rank=2, world_size=8, cache=disk / "zb-cache") as loader:
-        column = column_of(loader.reader)
+        column = column_of(loader.batches)
         assert all(map(column.has, loader.plan.requests_of_steps(np.arange(len(loader)))))
         next(loader)
         (tmp_path / "run").mkdir()

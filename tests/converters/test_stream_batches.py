@@ -188,8 +188,8 @@ def test_each_split_is_packed_by_itself_and_spans_of_several_encodings_are_refus
     for split, lengths in (("val", LENGTHS[:4]), ("train", LENGTHS[4:])):
         require_tokens(tmp_path / "out", lengths, set(range(sum(lengths))), seq_len=8, split=split, shuffle="records")
         with open_reader(tmp_path / "out", split=split) as reader:
-            assert len(reader.documents) == len(lengths)
-            last = reader.documents.document(len(lengths) - 1)
+            assert len(reader.corpus.documents) == len(lengths)
+            last = reader.corpus.documents[len(lengths) - 1]
     assert (last.id, last.metadata) == (f"doc-{len(lengths) - 1}", {"place": sum(lengths) - lengths[-1]})
     is_refused(ConvertError, lambda: pack(streams, tmp_path / "one.h5", shard_size=None), match="must not be mixed")
     (tmp_path / "s").mkdir()
@@ -285,8 +285,8 @@ def test_bad_documents_are_refused_and_nothing_of_them_is_written(tmp_path, toke
         assert "\n" not in str(refused.value)
         writer.write_document(np.arange(4), {"number": np.zeros(4, "u4")}, id="good")
     with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=4) as reader:
-        assert reader.documents.document(0).id == "good"
-        assert len(reader.documents) == 1
+        assert reader.corpus.documents[0].id == "good"
+        assert len(reader.corpus.documents) == 1
 
 
 @pytest.mark.parametrize(("options", "message"), [

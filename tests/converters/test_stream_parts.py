@@ -24,7 +24,7 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import documents_path
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 
 TEXT = {"tokenizer": "byte", "workers": 1}
 JOBS = 3

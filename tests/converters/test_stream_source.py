@@ -10,7 +10,7 @@ from contract import is_refused
 from damage import flip
 from interrupted import Failing, Stops
 
-from zb_hdf5 import ArgumentError, ConvertError, HDF5ShardWriter, convert, errors, open_stream
+from zb_hdf5 import ArgumentError, ConvertError, HDF5ShardWriter, convert, errors, open_corpus
 from zb_hdf5.converters import stream_source
 from zb_hdf5.store.verify import verify_store
 
@@ -56,15 +56,15 @@ def files(tmp_path):
 
 def content_of(path, **how):
     """Return all that a stream says of its documents."""
-    with open_stream(path, **how) as stream:
-        mask = stream.field("mask").get_slice(0, stream.num_tokens)
+    with open_corpus(path, **how) as stream:
+        mask = stream.field("mask").tokens[0 : stream.num_tokens]
         found = []
         for number in range(stream.document_count):
-            fact = stream.documents.document(number)
+            fact = stream.documents[number]
             stop = fact.offset + fact.length
             spans = stream.documents.spans(fact.offset, stop)
             ranges = [(int(a) - fact.offset, int(b) - fact.offset) for a, b, _ in zip(*spans, strict=True)]
-            tokens = stream.document(number).tolist()
+            tokens = stream.documents[number].ids.tolist()
             found.append((fact.id, fact.metadata, tokens, mask[fact.offset : stop].tolist(), ranges, spans.values))
         return found
 
@@ -75,8 +75,8 @@ def test_all_that_documents_have_is_kept(files, tmp_path):
     expected = [each for path in files for each in content_of(path)]
     assert content_of(tmp_path / "out") == expected
     assert not [each.problem for each in verify_store(tmp_path / "out") if each.problem]
-    with open_stream(tmp_path / "out") as stream:
-        assert (stream.boundary_token_id, stream.vocab_size) == (BOUNDARY, 1000)
+    with open_corpus(tmp_path / "out") as stream:
+        assert (stream.meta.boundary_token_id, stream.meta.vocab_size) == (BOUNDARY, 1000)
     convert(tmp_path / "out", "stream", tmp_path / "again", shards=2, workers=1)
     assert content_of(tmp_path / "again") == expected
 
@@ -104,8 +104,8 @@ def test_rows_and_sources_of_documents_travel_along(tmp_path):
     convert(tmp_path / "stream", "stream", tmp_path / "again", shards=2, workers=1)
     places = []
     for path in (tmp_path / "stream", tmp_path / "again"):
-        with open_stream(path) as stream:
-            facts = [stream.documents.document(k) for k in range(stream.document_count)]
+        with open_corpus(path) as stream:
+            facts = [stream.documents[k] for k in range(stream.document_count)]
             places.append([(fact.source, fact.row) for fact in facts])
     assert places[0] == places[1]
     assert len({source for source, _ in places[0]}) == 2
@@ -120,8 +120,8 @@ def test_an_interrupted_conversion_is_resumed(files, tmp_path):
 
 
 def test_damage_is_found_and_not_copied(files, tmp_path):
-    with open_stream(files[1]) as stream:
-        tokens = stream.get_slice(1000, 1020).tobytes()
+    with open_corpus(files[1]) as stream:
+        tokens = stream.tokens[1000:1020].tobytes()
     data = files[1].read_bytes()
     flip(files[1], data.index(tokens))
     is_refused(errors.ChecksumError, lambda: convert(files, "stream", tmp_path / "out", workers=1), match="crc32")
@@ -134,11 +134,11 @@ def test_flat_files_become_a_stream(name, tmp_path):
     source_format = "auto" if name == "megatron/int32" else name.partition("/")[0]
     report = convert(GOLDEN / name, "stream", tmp_path / "out", source_format=source_format, shards=3, workers=1)
     assert report.counts.documents == 60
-    with open_stream(tmp_path / "out") as stream:
-        tokens = stream.get_slice(0, stream.num_tokens)
+    with open_corpus(tmp_path / "out") as stream:
+        tokens = stream.tokens[0 : stream.num_tokens]
         assert hashlib.sha256(tokens.astype(np.int64)).hexdigest() == truth["sha256"]
         assert np.diff(stream.doc_offsets).tolist() == truth["lengths"]
-        fact = stream.documents.document(59)
+        fact = stream.documents[59]
     assert fact.row == 60
     assert Path(fact.source).parent == GOLDEN / name
 
@@ -146,7 +146,7 @@ def test_flat_files_become_a_stream(name, tmp_path):
 def test_a_vocabulary_size_makes_ids_of_32_bits_smaller(tmp_path):
     source = GOLDEN / "megatron" / "int32"
     convert(source, "stream", tmp_path / "wide", workers=1)
-    with open_stream(tmp_path / "wide") as stream:
+    with open_corpus(tmp_path / "wide") as stream:
         assert stream.dtype == np.uint32
     again = lambda: convert(source, "stream", tmp_path / "out", vocab_size=5000, workers=1)  # noqa: E731
     is_refused(ConvertError, again, match=r"row \d+ of corpus_text_document.bin")
@@ -166,8 +166,8 @@ def test_files_without_documents_are_cut_at_a_boundary_token(tmp_path):
         ArgumentError, lambda: convert(source, "stream", tmp_path / "out"), match="tells no documents apart"
     )  # fmt: skip
     convert(source, "stream", tmp_path / "out", boundary_token_id=7, workers=1)
-    with open_stream(tmp_path / "out") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 3000), ids)
+    with open_corpus(tmp_path / "out") as stream:
+        np.testing.assert_array_equal(stream.tokens[0:3000], ids)
         assert stream.document_count == np.count_nonzero(ids == 7) + (ids[-1] != 7)
     convert(source, "hdf5", tmp_path / "rows", boundary_token_id=7, seq_len=16, batch_size=2, workers=1)
     np.save(tmp_path / "a.npy", ids.astype(np.uint16))

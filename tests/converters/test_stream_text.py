@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from interrupted import Failing, Recorded, Stops
 
 from examples import examples
-from zb_hdf5 import ArgumentError, ConvertError, Loader, MmapTokenStore, ShardIndex, convert
+from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_corpus
 from zb_hdf5.commands.description import interrupted
 from zb_hdf5.converters import npy_source
 from zb_hdf5.converters.arguments import convert as run_conversion
@@ -34,8 +34,8 @@ from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.dropped import Dropped
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer
 
 pytest_plugins = ["corpus"]  # the fixtures `texts` and `files`
@@ -311,10 +311,10 @@ def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, 
         npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
     assert report.counts.documents == len(expected)
-    with MmapTokenStore(folder / "stream") as store:
-        assert store.boundary_token_id == END
-        assert [store.document(k).tolist() for k in range(store.document_count)] == [each for _, each in expected]
-        places = [store.documents.document(k) for k in range(store.document_count)]
+    with open_corpus(folder / "stream") as store:
+        assert store.meta.boundary_token_id == END
+        assert [store.documents[k].ids.tolist() for k in range(store.document_count)] == [each for _, each in expected]
+        places = [store.documents[k] for k in range(store.document_count)]
     assert [place.source for place in places] == [str(source / f"part-{number}.npy") for number, _ in expected]
     counts = [0] * len(streams)
     for place, (number, _) in zip(places, expected, strict=True):
@@ -332,9 +332,9 @@ def test_a_large_file_is_cut_into_parts_for_many_shards(tmp_path, monkeypatch):
     assert len(report.shards) == 6
     facts = []
     for name in ("one", "many"):
-        with MmapTokenStore(tmp_path / name) as store:
-            documents = [store.documents.document(k) for k in range(store.document_count)]
-            facts.append((store.get_slice(0, 2000).tolist(), documents))
+        with open_corpus(tmp_path / name) as store:
+            documents = [each.facts for each in store.documents]
+            facts.append((store.tokens[0:2000].tolist(), documents))
     assert facts[0] == facts[1]
 
 

@@ -121,7 +121,7 @@ def test_an_index_that_is_rebuilt_has_it_again(tokens, tmp_path):
 def test_a_lone_file_has_its_largest_id_and_no_vocabulary(tokens, tmp_path):
     convert(tokens, "hdf5", tmp_path / "lone.h5", **SHAPE)
     with open_reader(tmp_path / "lone.h5") as reader:
-        assert (reader.meta.vocab_size, reader.max_token) == (0, LARGEST)
+        assert (reader.meta.vocab_size, reader.corpus.max_token) == (0, LARGEST)
     described = succeed(zb, "info", tmp_path / "lone.h5").output
     assert re.search(r"^largest id +49,999$", described, re.MULTILINE)
     assert "vocabulary" not in described

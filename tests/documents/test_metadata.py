@@ -11,7 +11,7 @@ from contract import is_refused
 from interpreter import run_program
 
 from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_reader
-from zb_hdf5.compat import MmapTokenStore
+from zb_hdf5.compat import open_corpus
 from zb_hdf5.converters.cli import convert_commands as command
 
 UTC = datetime.UTC
@@ -22,8 +22,8 @@ def kept(tmp_path, metadata):
     path = tmp_path / "d.h5"
     with HDF5ShardWriter(path, overwrite=True) as writer:
         writer.write_document([1, 2], metadata=metadata)
-    with MmapTokenStore(path) as store:
-        return store.documents.document(0).metadata
+    with open_corpus(path) as store:
+        return store.documents[0].metadata
 
 
 @pytest.mark.parametrize(("value", "expected"), [
@@ -109,7 +109,7 @@ def test_dates_and_decimals_of_parquet_are_kept_as_text(tmp_path):
     )  # fmt: skip
     assert ingest(path, "at,day,price,score,tags").exit_code == 0
     with open_reader(path.with_suffix(".out")) as reader:
-        one, two = (reader.documents.document(number).metadata for number in range(2))
+        one, two = (reader.corpus.documents[number].metadata for number in range(2))
     expected = {"at": "2024-05-06T07:08:09+00:00", "day": "2024-05-06", "price": "1.50", "score": 0.5, "tags": ["a"]}
     assert (one, two) == (expected, dict.fromkeys(expected))
 

@@ -8,7 +8,7 @@ import pytest
 from commandline import one_error, run_zb
 from reading import reading
 
-from zb_hdf5 import FormatError, IncompleteError, Loader, ReadAs, ShardIndex, convert, open_reader, open_stream
+from zb_hdf5 import FormatError, IncompleteError, Loader, ReadAs, ShardIndex, convert, open_corpus, open_reader
 from zb_hdf5.files.field_files import is_named_as_field
 
 SHAPE = {"batch_size": 2, "seq_len": 5}
@@ -158,13 +158,13 @@ def olmo(tmp_path):
 
 
 def check_masked(stream):
-    assert stream.get_slice(0, 200).tolist() == [*IDS, *(IDS + 1000)]
-    assert stream.field("loss_mask").get_slice(0, 200).tolist() == [*MASK, *MASK]
+    assert stream.tokens[0:200].tolist() == [*IDS, *(IDS + 1000)]
+    assert stream.field("loss_mask").tokens[0:200].tolist() == [*MASK, *MASK]
     assert stream.doc_offsets.tolist() == [0, 40, 100, 140, 200]
 
 
 def test_the_masks_of_olmo_core_are_the_field_loss_mask_in_place(olmo):
-    with open_stream(olmo, read_as=ReadAs(source_dtype="uint32")) as stream:
+    with open_corpus(olmo, read_as=ReadAs(source_dtype="uint32")) as stream:
         assert stream.field("loss_mask").document_count == 4  # which no one has counted yet
         check_masked(stream)
     with Loader(
@@ -182,10 +182,10 @@ def test_the_masks_of_olmo_core_are_the_field_loss_mask_in_place(olmo):
 def test_the_masks_of_olmo_core_are_the_field_loss_mask_when_converted(olmo, tmp_path):
     options = {"source_format": "olmo", "source_dtype": "uint32"}
     convert(olmo, "stream", tmp_path / "st", **options)
-    with open_stream(tmp_path / "st") as stream:
+    with open_corpus(tmp_path / "st") as stream:
         assert [field.name for field in stream.fields] == ["loss_mask"]
-        assert stream.get_slice(0, 200).tolist() == [*IDS, *(IDS + 1000)]
-        assert stream.field("loss_mask").get_slice(0, 200).tolist() == [*MASK, *MASK]
+        assert stream.tokens[0:200].tolist() == [*IDS, *(IDS + 1000)]
+        assert stream.field("loss_mask").tokens[0:200].tolist() == [*MASK, *MASK]
         assert stream.doc_offsets.tolist() == [0, 40, 100, 140, 200]
     report = convert(olmo, "hdf5", tmp_path / "rows", batch_size=1, seq_len=50, packing="best-fit", **options)
     assert report.left_out == ()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from contract import is_refused
 
-from zb_hdf5 import Loader, errors, open_reader, open_stream
+from zb_hdf5 import Loader, errors, open_corpus, open_reader
 from zb_hdf5.loaders.order import SHUFFLES
 
 IDS = np.random.default_rng(5).integers(0, 120, 4000)
@@ -57,8 +57,8 @@ def test_every_way_of_reading_gives_the_same_ids(dtype, tmp_path):
             np.testing.assert_array_equal(rows, [IDS[50 * record :][: 50 + overlap] for record in records])
             np.testing.assert_array_equal(reader[2].ravel()[:50], IDS[300:350])
             assert not reader[2].flags.writeable
-    with open_stream(path) as stream:
-        np.testing.assert_array_equal(stream.get_slice(17, 3999), IDS[17:3999])
+    with open_corpus(path) as stream:
+        np.testing.assert_array_equal(stream.tokens[17:3999], IDS[17:3999])
 
 
 @pytest.mark.parametrize("dtype", [name for name, limit in DTYPES.items() if "i" in name or limit < 2**32 - 1])
@@ -91,9 +91,9 @@ def test_a_value_that_is_no_id_is_an_error_that_names_its_index(dtype, bad, acce
         is_refused(errors.ConvertError, lambda: reader.read_batch_torch(40), match=words)
         is_refused(errors.ConvertError, lambda: reader.read_batch_int32(40), match=words)
         assert len(reader[39]) == 3
-    with open_stream(path, access=access) as stream:
-        is_refused(errors.ConvertError, lambda: stream.get_slice(1000, 7000), match=words)
-        assert len(stream.get_slice(6001, 7000)) == 999
+    with open_corpus(path, access=access) as stream:
+        is_refused(errors.ConvertError, lambda: stream.tokens[1000:7000], match=words)
+        assert len(stream.tokens[6001:7000]) == 999
 
 
 @pytest.mark.parametrize("dtype", ["u1", "<u2", "<u4", "<i4", ">i4", "<i8"])

@@ -10,8 +10,8 @@ import pytest
 from zb_hdf5 import convert
 from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
 from zb_hdf5.files.line_file import unpacked
-from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.json_lines import JsonLinesFile
+from zb_hdf5.text.text_corpus import open_documents
 
 zstandard = pytest.importorskip("zstandard")
 

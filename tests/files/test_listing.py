@@ -25,7 +25,7 @@ from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.digests import write_digests
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.verify import verify_store
-from zb_hdf5.text.corpus import FILE_KINDS
+from zb_hdf5.text.text_corpus import FILE_KINDS
 
 #: A user who owns nothing here.
 NOBODY = 65_534

@@ -9,8 +9,8 @@ from descriptors import open_descriptors
 
 from zb_hdf5 import FormatError
 from zb_hdf5.files.look import HEAD_BYTES, Look
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import Shape, reader_of
 
 
 def test_a_file_is_opened_once_and_what_was_read_is_kept(tmp_path):
@@ -67,6 +67,4 @@ def test_a_file_that_is_replaced_after_the_look_is_named(name, tmp_path):
     for place in (tmp_path / "ids.npy", folder / "ids.npy"):
         np.save(tmp_path / "new.npy", np.arange(1000, dtype=np.uint16) + 5000)  # of the same size
         os.replace(tmp_path / "new.npy", place)
-    is_refused(
-        FormatError, lambda: reader_of(found, Shape(2, 10)).read_batch(0), match="changed since this reader was made"
-    )
+    is_refused(FormatError, lambda: corpus_of(found).tokens[:5], match="changed since this reader was made")

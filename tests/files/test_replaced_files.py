@@ -17,7 +17,7 @@ from interrupted import ended_after
 from packed import write_packed
 from reading import reading
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ReadAs, ZbError, convert, open_stream, train_tokenizer
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ReadAs, ZbError, convert, open_corpus, train_tokenizer
 from zb_hdf5.errors import ExistsError, FormatError
 from zb_hdf5.files.replaced_files import ReplacedFiles
 from zb_hdf5.store.repair import repair_file
@@ -160,7 +160,7 @@ def test_a_path_whose_old_file_is_aside_is_told_so(sources, tmp_path):
     told = f"the old one is in {aside}: run the command again"
     assert told in run_zb("info", tmp_path / "D.bin", code=2).stderr
     with pytest.raises((ZbError, OSError), match=re.escape(told)):
-        open_stream(tmp_path / "D.bin")
+        open_corpus(tmp_path / "D.bin")
 
 
 @pytest.mark.parametrize("ids", ["D.bin", "D.ds", "D.npy"])
@@ -168,7 +168,7 @@ def test_an_open_stream_does_not_read_the_documents_of_the_result_that_replaced_
     make, _ = RESULTS[ids]
     make(sources, 0, tmp_path / ids, False)
     how = {"source_dtype": "uint16"} if ids == "D.npy" else {}
-    with open_stream(tmp_path / ids, **reading(how)) as stream:
+    with open_corpus(tmp_path / ids, **reading(how)) as stream:
         make(sources, 1, tmp_path / ids, True)
         with pytest.raises(FormatError, match=r"changed since this reader was made|was replaced"):
             _ = stream.doc_offsets
@@ -226,7 +226,7 @@ def test_files_that_the_new_result_lacks_go_with_the_old_one(sources, tmp_path):
         writer.write_document(np.arange(TOKENS))
     convert(tmp_path / "plain.h5", "datatrove", tmp_path / "D.ds", force=True)
     assert not (tmp_path / "D.ds.loss").exists()
-    assert open_stream(tmp_path / "D.ds").fields == ()
+    assert open_corpus(tmp_path / "D.ds").fields == ()
 
 
 @pytest.mark.parametrize("target", ["bin", "llmc"])
@@ -241,10 +241,10 @@ def test_the_mask_of_old_ids_of_olmo_goes_with_them(sources, tmp_path):
     path, mask = tmp_path / "token_ids_part_0.npy", tmp_path / "labels_mask_part_0.npy"
     for seed in (0, 1):
         convert(sources / f"stream-{seed}.h5", "olmo", path, tokens_only=True, force=seed == 1)
-        with open_stream(path, read_as=ReadAs(source_dtype="uint16")) as stream:
+        with open_corpus(path, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert stream.fields == ()
         mask.write_bytes(bytes(path.stat().st_size // 2))
-        with open_stream(path, read_as=ReadAs(source_dtype="uint16")) as stream:
+        with open_corpus(path, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert [field.name for field in stream.fields] == ["loss_mask"]
 
 

@@ -236,7 +236,7 @@ def test_documents_that_are_not_in_memory_are_announced_and_the_same(way, folder
         assert are_equal([values(batch) for batch in loader], warm[0])
         assert not pages.announced
         pages.in_memory = False
-        loader.store.tokens.residency.found(False)
+        loader.corpus.tokens.residency.found(False)
         assert are_equal(epoch_of(loader, 1), warm[1])
         assert len(pages.announced) == len(set(pages.announced)) > 300
 

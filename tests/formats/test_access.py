@@ -11,7 +11,7 @@ from contract import random_tokens, read_records
 from descriptors import is_mapped
 from source_tokens import ALL, make_stream
 
-from zb_hdf5 import ArgumentError, Loader, MmapTokenStore, convert, open_reader
+from zb_hdf5 import ArgumentError, Loader, convert, open_corpus, open_reader
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.store.rebuild import index_files
 
@@ -113,8 +113,8 @@ def test_auto_on_a_network_file_system_and_pread_map_nothing(access, read, store
         np.testing.assert_array_equal(all_of(reader, read), tokens)
         assert not is_mapped(store)
     np.save(tmp_path / "stream.npy", np.arange(100, dtype=np.uint16))
-    with MmapTokenStore(tmp_path / "stream.npy", access=access) as tokens:
-        np.testing.assert_array_equal(tokens.get_slice(10, 20), np.arange(10, 20))
+    with open_corpus(tmp_path / "stream.npy", access=access) as tokens:
+        np.testing.assert_array_equal(tokens.tokens[10:20], np.arange(10, 20))
         assert not is_mapped(tmp_path)
 
 
@@ -194,9 +194,9 @@ def test_pread_maps_neither_tokens_nor_documents(kind, with_documents):
         how = {"batch_size": 3, "seq_len": 8, "rank": 0, "world_size": 1, "targets": True, "fields": ("number",)}
         with Loader(path, access=access, shuffle="records", documents=ALL, spans=True, **how) as loader:
             steps = list(loader)
-            documents = loader.reader.documents
-            facts = [documents.document(number) for number in range(len(documents))]
-            assert documents.token_count == int(documents.offsets[-1])
+            documents = loader.batches.corpus.documents
+            facts = [each.facts for each in documents]
+            assert loader.batches.corpus.document_table.token_count == int(documents.offsets[-1])
             return steps, facts, mapped()
 
     steps, facts, files = steps_of("pread")

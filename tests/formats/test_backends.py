@@ -18,8 +18,8 @@ from reading import reading
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, ReadAs, open_reader
 from zb_hdf5.files.threads import Left, Readers, pause
-from zb_hdf5.formats import batch_reader
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats import corpus
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {
@@ -159,20 +159,20 @@ def fingerprint(path, **options):
 
 
 def test_a_read_of_all_batches_ends_when_nobody_wants_it(tmp_path, write_file, tokens, monkeypatch):
-    monkeypatch.setattr(batch_reader, "GROUP_BYTES", 1)
+    monkeypatch.setattr(corpus, "GROUP_BYTES", 1)
     path = write_file(tmp_path / "x.h5", tokens).path
     begun = threading.Event()
     seen = []
 
     def read():
-        for first, _ in reader.groups():
+        for first, _ in reader.corpus.groups():
             seen.append(first)
             begun.set()
             with pytest.raises(Left):
                 pause(20)
 
     with open_reader(path) as reader:
-        assert [first for first, _ in reader.groups()] == [*range(len(tokens))]
+        assert [first for first, _ in reader.corpus.groups()] == [*range(len(tokens))]
         readers = Readers(1, "zb-test")
         answer = readers.submit(read)
         begun.wait()
@@ -255,7 +255,7 @@ def test_options_that_do_not_fit_are_refused(stored, options, error, message, to
 @pytest.mark.parametrize("stored", ["batch", "hdf5", "batch store", "hdf5 store"])
 def test_the_backend_asked_for_is_served(stored, tokens, tmp_path, make_stored):
     with open_reader(make_stored(stored, tmp_path, tokens), backend=stored.split()[0]) as reader:
-        assert reader.backend == stored.split()[0]
+        assert reader.corpus.backend == stored.split()[0]
 
 
 def test_a_missing_file_is_the_systems_own_error(tmp_path):
@@ -271,5 +271,5 @@ def test_hdf5_behind_a_user_block_is_read(num_bytes, tokens, tmp_path, make_stor
             old.copy(name, h5)
     for access in ACCESSES["hdf5"]:
         np.testing.assert_array_equal(batches_of(path, access=access), tokens)
-        with HDF5Reader(path, access=access) as reader:
-            assert reader.sha256
+        with HDF5Corpus(path, access=access) as corpus:
+            assert corpus.sha256

@@ -17,7 +17,7 @@ from damage import flip_stored
 from reading import reading
 
 import zb_hdf5.files.checked
-from zb_hdf5 import DocumentLoader, Loader, MmapTokenStore, ShardIndex, errors, open_reader
+from zb_hdf5 import DocumentLoader, Loader, ShardIndex, errors, open_corpus, open_reader
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.spec import CRC32_CHUNK_ROWS
 
@@ -107,7 +107,7 @@ def test_fingerprints_and_states_do_not_depend_on_it(stored_at):
         with Loader(path, verify=verify) as loader:
             next(loader)
             states.append(loader.state_dict())
-            assert (loader.reader.verified == "store") == (verify == "store")
+            assert (loader.batches.verified == "store") == (verify == "store")
     assert all(state == states[0] for state in states)
 
 
@@ -200,9 +200,9 @@ def test_windows_are_checked_by_whole_chunks_if_asked_for(tmp_path):
             np.testing.assert_array_equal(found, own[: len(found)])
             masks = np.concatenate([batch.reshape(-1) for batch in reader.field("mask")])
             np.testing.assert_array_equal(masks, own[: len(found)] % 3)
-        with MmapTokenStore(path, verify="batch") as store, pickle.loads(pickle.dumps(store)) as copy:
-            np.testing.assert_array_equal(store.get_slice(0, len(own)), own)
-            np.testing.assert_array_equal(copy.get_slice(len(own) - 3, len(own)), own[-3:])
+        with open_corpus(path, verify="batch") as store, pickle.loads(pickle.dumps(store)) as copy:
+            np.testing.assert_array_equal(store.tokens[0 : len(own)], own)
+            np.testing.assert_array_equal(copy.tokens[-3:], own[-3:])
     flip_middle(folder, tokens[900:950].astype("<u2"))
     for path, record, chunk in ((folder, 30, 3), (lone, 12, 3)):
         with open_reader(path, batch_size=2, seq_len=30, verify="batch") as reader:

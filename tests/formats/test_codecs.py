@@ -53,7 +53,7 @@ def test_a_file_says_where_its_chunks_lie(packed, tokens):
         assert [mask for *_, mask in found] == [int(number == 7) for number in range(40)]
         assert extents[7, 1] == tokens[7].nbytes > extents[8, 1]
         assert batches.id.get_create_plist().get_nfilters() == 1
-        assert (reader.meta.codec, reader.compressed.num_bytes) == (codec, extents[:, 1].sum())
+        assert (reader.meta.codec, reader.corpus.compressed.num_bytes) == (codec, extents[:, 1].sum())
 
 
 def test_h5py_reads_it(packed, tokens):
@@ -72,7 +72,7 @@ def test_hdf5_tools_read_it_and_a_table_of_another_file_is_not_believed(codec, t
         assert (EXTENTS in h5) is (codec == "gzip")  # copied along, with the places of the old file
     for verify in ("none", "batch", "store"):
         with open_reader(copy, verify=verify) as reader, open_reader(path) as original:
-            assert (reader.access, reader.meta.codec, EXTENTS in reader.columns) == ("pread", "gzip:9", False)
+            assert (reader.access, reader.meta.codec, EXTENTS in reader.corpus.columns) == ("pread", "gzip:9", False)
             assert reader.fingerprint == original.fingerprint
             np.testing.assert_array_equal(np.stack(list(reader)), tokens)
     assert [report.problem for report in verify_store(copy)] == [None]
@@ -97,7 +97,7 @@ def test_windows_documents_and_fields_of_a_stream(codec, tokens, tmp_path):
         expected = np.stack([flat[start : start + 71] for start in starts])
         np.testing.assert_array_equal(np.concatenate(list(reader)), expected)
         np.testing.assert_array_equal(np.concatenate(list(reader.field("mask"))), expected % 2)
-        np.testing.assert_array_equal(reader.get_slice(*reader.doc_offsets[3:5].tolist()), flat[3000:])
+        np.testing.assert_array_equal(reader.corpus.documents[3].ids, flat[3000:])
     assert [report.problem for report in verify_store(tmp_path / "s.h5")] == [None]
 
 

@@ -15,7 +15,7 @@ from interpreter import Interpreter, start_program
 from numbered import FIELDS, documents_of, fields_of, numbered_batches
 from processes import PROGRAMS
 
-from zb_hdf5 import MmapTokenStore, convert, open_reader, open_writer, verify_store
+from zb_hdf5 import convert, open_corpus, open_reader, open_writer, verify_store
 from zb_hdf5.store.repair import repair_file
 from zb_hdf5.store.unchecked_file import open_chunks, open_damaged
 
@@ -90,7 +90,7 @@ SLOW = {"crc32 of batch 4,097", "group over an extension", "padded", "extended w
 
 def opened(path, has_fields):
     """Open the file that a kill has left: as a broken file, for its fields."""
-    return open_damaged(path, Path("x.h5")).reader if has_fields else open_reader(path)
+    return open_damaged(path, Path("x.h5")).corpus.batches() if has_fields else open_reader(path)
 
 
 def require_batches(reader, count, shape, has_fields):
@@ -99,7 +99,7 @@ def require_batches(reader, count, shape, has_fields):
     reader.read_batches_into(0, found)
     np.testing.assert_array_equal(found, expected)
     if has_fields:
-        require_values(reader, expected, count)
+        require_values(reader.corpus, expected, count)
 
 
 @pytest.mark.parametrize("arguments", cases(COMMITS | WITH_FIELDS, SLOW))
@@ -146,38 +146,38 @@ def test_a_stream_writer_killed_in_any_write_of_a_commit_loses_nothing(arguments
     expected = documents_of(0, before + arguments["count"], length)
     for folder in hit_each_write("stream", **arguments):
         path = unfinished(folder)
-        with MmapTokenStore(path) as store:
+        with open_corpus(path) as store:
             assert store.num_tokens >= least, folder.name
-            np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), expected[: store.num_tokens])
+            np.testing.assert_array_equal(store.tokens[0 : store.num_tokens], expected[: store.num_tokens])
             ends = store.doc_offsets
             np.testing.assert_array_equal(ends, np.arange(len(ends)) * length)
             assert (len(ends) - 1) * length <= store.num_tokens < len(ends) * length
         problem = verify_store(path)[0].problem
         assert problem is None or "has not finished" in str(problem), folder.name
         if "with_fields" in arguments:
-            with open_chunks(path) as reader:
-                require_values(reader, expected[: reader.token_count], reader.num_batches)
+            with open_chunks(path) as corpus:
+                require_values(corpus, expected[: corpus.num_tokens], corpus.num_units)
             if path.name.endswith(".partial"):
                 assert repair_file(path, dry_run=True).dropped == []
     if "with_fields" in arguments:
         repair_file(path)
-        with MmapTokenStore(folder / "x.h5") as store:
+        with open_corpus(folder / "x.h5") as store:
             for name, values in fields_of(documents_of(0, len(store.doc_offsets) - 1, length)).items():
                 field = store.field(name)
-                np.testing.assert_array_equal(field.get_slice(0, field.num_tokens), values.reshape(-1))
+                np.testing.assert_array_equal(field.tokens[0 : field.num_tokens], values.reshape(-1))
 
 
-def require_values(reader, expected, num_batches):
+def require_values(corpus, expected, num_units):
     """Check every value of every field that is committed, and the crc32 of each of its chunks."""
-    assert sorted(FIELDS) == [field.name for field in reader.meta.fields]
+    assert sorted(FIELDS) == [field.name for field in corpus.meta.fields]
     for name, values in fields_of(expected).items():
-        field = reader.field(name)
-        assert field.num_batches >= num_batches
+        field = corpus.field(name)
+        assert field.num_units >= num_units
         crc32 = field.digests.crc32()
         flat = values.reshape(-1)
-        for number in range(num_batches):
+        for number in range(num_units):
             place = slice(number * field.meta.batch_tokens, (number + 1) * field.meta.batch_tokens)
-            found = field.read_batch(number).reshape(-1)[: len(flat[place])]  # the last of a stream has fewer
+            found = field.tokens[place.start : place.start + len(flat[place])]  # the last of a stream has fewer
             np.testing.assert_array_equal(found, flat[place])
             assert zlib.crc32(found) == crc32[number]
 
@@ -219,8 +219,8 @@ def test_a_file_is_no_longer_than_its_batches_and_their_metadata(tmp_path):
         sizes.append(path.stat().st_size)
         assert [report.problem for report in verify_store(path)] == [None]
         with open_reader(path) as reader:
-            assert reader.extents is not None
-            assert reader.extents.end == sizes[-1]
+            assert reader.corpus.extents is not None
+            assert reader.corpus.extents.end == sizes[-1]
     assert max(sizes) - min(sizes) <= 4096  # SWMR mode aligns the first batch otherwise
 
 

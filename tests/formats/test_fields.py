@@ -143,7 +143,7 @@ def test_any_dtype_and_shape_comes_back(tmp_path_factory, dtype, shape, sizes, d
         field = reader.field("f")
         assert field.meta.field == Field("f", np.dtype(dtype), shape)
         np.testing.assert_array_equal(np.array([np.array(b) for b in field]).reshape(whole), values)
-        assert field.digests.compare()[1] == ["crc32", "sha256"]
+        assert field.corpus.digests.compare()[1] == ["crc32", "sha256"]
 
 
 def test_a_field_reader_is_pickled_and_closed_with_its_tokens(path):
@@ -202,9 +202,9 @@ def test_infinity_and_nan_are_values(tmp_path):
 def test_a_flipped_bit_in_a_value_is_found(path):
     with open_reader(path) as reader:
         field = reader.field("concept")
-        assert field.extents is not None
+        assert field.corpus.extents is not None
         place = field.path
-        offset = field.extents.offset(11)
+        offset = field.corpus.extents.offset(11)
     flip(Path(place), offset, 4)
     [report] = verify_store(path)
     assert isinstance(report.problem, errors.ChecksumError)
@@ -311,8 +311,7 @@ def test_a_live_store_shows_fields_as_they_are_committed(tmp_path):
 
 
 def flat_values(reader, name):
-    field = reader.field(name)
-    return np.concatenate([np.array(chunk).reshape(-1) for chunk in field])[: field.token_count]
+    return reader.field(name).tokens[:]
 
 
 def test_a_stream_keeps_fields_of_each_token_and_repair_keeps_them(tmp_path):
@@ -377,7 +376,7 @@ def test_a_full_disk_in_the_middle_of_fields_leaves_nothing_half_written(mount_d
     assert str(caught.value.filename).startswith(str(path))
     kept = writer.num_batches
     assert 0 < kept < 20
-    with open_damaged(partial_path(path), path).reader as reader:
+    with open_damaged(partial_path(path), path).corpus.batches() as reader:
         assert reader.num_batches == kept
         for number in range(kept):
             assert (reader.read_batch(number) == number).all()

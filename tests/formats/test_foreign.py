@@ -17,7 +17,7 @@ from processes import killed_after
 from reading import reading
 
 import zb_hdf5
-from zb_hdf5 import Loader, ReadAs, convert, errors, open_reader, open_stream, verify_store
+from zb_hdf5 import Loader, ReadAs, convert, errors, open_corpus, open_reader, verify_store
 from zb_hdf5.field import parse_fields
 from zb_hdf5.formats import foreign
 from zb_hdf5.store.found_path import found_at
@@ -476,11 +476,11 @@ def test_a_stream_is_read_past_hdf5_up_to_its_last_token(how, dtype, tmp_path):
     path = written(tmp_path / "x.h5", np.pad(tokens, (0, 43)), **how)
     with h5py.File(path, "r+") as h5:
         h5["data"].attrs["token_count"] = 957
-    with open_stream(path) as stream:
+    with open_corpus(path) as stream:
         assert stream.access == ("h5py" if "compression" in how else "auto")
-        np.testing.assert_array_equal(stream.get_slice(0, 957), tokens)
-        np.testing.assert_array_equal(stream.get_slice(90, 310), tokens[90:310])
-        is_refused(errors.BatchIndexError, lambda: stream.get_slice(950, 958))
+        np.testing.assert_array_equal(stream.tokens[0:957], tokens)
+        np.testing.assert_array_equal(stream.tokens[90:310], tokens[90:310])
+        np.testing.assert_array_equal(stream.tokens[950:958], tokens[950:])
     with Loader(path, batch_size=2, seq_len=31, shuffle="sequential", last="short", **ONE_RANK) as loader:
         rows = torch.cat(list(loader)).numpy()
     np.testing.assert_array_equal(rows, tokens[: 30 * 31].reshape(30, 31))

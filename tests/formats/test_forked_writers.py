@@ -7,7 +7,7 @@ from interpreter import run_program
 from numbered import numbered_batches
 from processes import PROGRAMS
 
-from zb_hdf5 import MmapTokenStore, open_reader
+from zb_hdf5 import open_corpus, open_reader
 
 SHAPE = (2, 64)
 KINDS = ("h5", "gzip", "batch", "live", "stream")
@@ -29,8 +29,8 @@ def test_a_writer_in_a_child_is_refused_and_harms_nothing(kind, end, tmp_path):
     require_good(path)
     assert not list(tmp_path.rglob("*.partial"))
     if kind == "stream":
-        with MmapTokenStore(path) as store:
-            np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), expected.reshape(-1))
+        with open_corpus(path) as store:
+            np.testing.assert_array_equal(store.tokens[0 : store.num_tokens], expected.reshape(-1))
     else:
         with open_reader(path, verify="batch") as reader:
             np.testing.assert_array_equal(np.stack(list(reader)), expected)

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from zb_hdf5 import MmapTokenStore, ShardIndex, StoreMeta, open_reader, open_writer, verify_store
+from zb_hdf5 import ShardIndex, StoreMeta, open_corpus, open_reader, open_writer, verify_store
 from zb_hdf5.store.rebuild import add_crc32_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -120,9 +120,9 @@ def test_streams_are_still_read():
     path = DATA / "v3-stream.h5"
     first = [89, 144, 233, 120, 96, 216, 55, 14]
     documents = [[*first, 7], [7], [*STORE_TOKENS.reshape(-1).tolist(), 7]]
-    with MmapTokenStore(path) as store:
-        assert [store.document(number).tolist() for number in range(3)] == documents
-        assert (store.num_tokens, store.boundary_token_id, store.vocab_size) == (9 + 1 + 65, 7, 257)
+    with open_corpus(path) as store:
+        assert [store.documents[number].ids.tolist() for number in range(3)] == documents
+        assert (store.num_tokens, store.meta.boundary_token_id, store.meta.vocab_size) == (9 + 1 + 65, 7, 257)
     with open_reader(path, batch_size=2, seq_len=8) as reader:
         np.testing.assert_array_equal(reader.read_batch(0)[0], first)
     [report] = verify_store(path)

@@ -24,7 +24,7 @@ from reading import reading
 
 from zb_hdf5 import ReadAs, StoreMeta, __version__, errors, open_reader, open_writer, verify_store
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.hdf5.h5_file import open_h5_for_reading
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, CRC32_CHUNK_ROWS, DESCRIPTIONS, NO_SHA256, ROOT_ATTRIBUTES
@@ -149,7 +149,9 @@ def test_batches_lie_in_one_run(shape, dtype, tmp_path, write_file):
     if batch_bytes >= 4096:
         assert (offsets % 4096 == 0).all()
     with open_reader(path) as reader:
-        assert [tuple(run) for run in reader.extents.runs] == [(offsets[0], offsets[1] - offsets[0], len(tokens))]
+        assert [tuple(run) for run in reader.corpus.extents.runs] == [
+            (offsets[0], offsets[1] - offsets[0], len(tokens))
+        ]
     assert path.stat().st_size < offsets[-1] + batch_bytes + (1 << 20)
     raw = path.read_bytes()
     for index in (0, 1, len(tokens) - 1):
@@ -452,7 +454,7 @@ def test_a_reader_follows_a_writer(tmp_path, tokens):
     writer = open_writer(tmp_path / "x.h5", batch_size=3, seq_len=10)
     partial = tmp_path / "x.h5.partial"
     with writer, open_reader(partial) as reader, open_reader(partial) as late:
-        assert (reader.num_batches, reader.complete, reader.sha256, reader.access) == (0, False, None, "h5py")
+        assert (reader.num_batches, reader.complete, reader.corpus.sha256, reader.access) == (0, False, None, "h5py")
         for count in range(1, 6):
             writer.write(tokens[count - 1])
             assert reader.num_batches == count - 1  # until it asks
@@ -466,7 +468,7 @@ def test_a_reader_follows_a_writer(tmp_path, tokens):
         assert (late.refresh(), late.complete) == (7, True)  # it has not read yet
         np.testing.assert_array_equal(np.stack(list(late)), tokens)
         assert reader.refresh() == 7
-        assert (reader.complete, reader.sha256) == (True, info.sha256)
+        assert (reader.complete, reader.corpus.sha256) == (True, info.sha256)
         np.testing.assert_array_equal(np.stack(list(reader)), tokens)  # though the file has another name now
     np.testing.assert_array_equal(batches_of(tmp_path / "x.h5", verify="store"), tokens)
 
@@ -512,9 +514,9 @@ def refuse_locks(monkeypatch):
 def test_without_file_locks_a_file_is_read_with_a_warning(number, path, tokens, refuse_locks):
     opened = refuse_locks(number)
     with pytest.warns(UserWarning, match="this file system has no file locks"):
-        reader = HDF5Reader(path, access="pread")
-    with reader:
-        np.testing.assert_array_equal(np.stack(list(reader)), tokens)
+        corpus = HDF5Corpus(path, access="pread")
+    with corpus:
+        np.testing.assert_array_equal(np.stack(list(corpus.batches())), tokens)
     assert opened == [None, False]
 
 

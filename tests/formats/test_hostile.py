@@ -17,7 +17,7 @@ from contract import is_refused, random_tokens
 from interpreter import run_program
 from processes import forked
 
-from zb_hdf5 import Loader, MmapTokenStore, ReadAs, errors, open_reader, open_stream, open_writer, verify_store
+from zb_hdf5 import Loader, ReadAs, errors, open_corpus, open_reader, open_writer, verify_store
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
@@ -112,7 +112,7 @@ def test_nothing_outside_of_a_stream_is_followed(name, make, tmp_path):
     replace_dataset(path, name, make)
     assert "nothing outside" in str(verify_store(path)[0].problem)
     if name != "crc32":
-        is_refused(errors.FormatError, lambda: MmapTokenStore(path), match="nothing outside")
+        is_refused(errors.FormatError, lambda: open_corpus(path), match="nothing outside")
 
 
 @pytest.mark.parametrize("make", LEADING_OUT)
@@ -129,7 +129,7 @@ def test_nothing_outside_of_a_foreign_file_is_followed(make, tmp_path):
         match="nothing outside",
     )
     with open_reader(tmp_path / "x.h5") as reader:  # the only one whose bytes are in the file
-        assert (reader.foreign_dataset, len(reader)) == ("there/batches", 2)
+        assert (reader.corpus.foreign_dataset, len(reader)) == ("there/batches", 2)
     with open_reader(tmp_path / "x.h5", read_as=ReadAs(dataset="same")) as reader:  # a soft link that stays in the file
         assert len(reader) == 2
 
@@ -144,10 +144,10 @@ def test_a_link_that_leads_to_itself_is_no_dataset(tmp_path):
 # --- claims ----------------------------------------------------------------------------------------------------
 CLAIM = """
 import resource, sys
-from zb_hdf5 import MmapTokenStore, ZbError, open_reader, verify_store
+from zb_hdf5 import open_corpus, ZbError, open_reader, verify_store
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    opened = MmapTokenStore(sys.argv[1]) if sys.argv[2] == "stream" else open_reader(sys.argv[1], access=sys.argv[2])
+    opened = open_corpus(sys.argv[1]) if sys.argv[2] == "stream" else open_reader(sys.argv[1], access=sys.argv[2])
     opened.doc_offsets if sys.argv[2] == "stream" else opened.read_batch(0)
 except ZbError as error:
     print(type(error).__name__, error)
@@ -202,7 +202,7 @@ def test_an_npy_header_that_claims_more_than_the_file_is_refused(tmp_path):
     with open(tmp_path / "x.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<u2", "fortran_order": False, "shape": (2**40,)})
     with pytest.raises(errors.ZbError, match="expected at least 2,199,023,255,680 bytes"):
-        MmapTokenStore(tmp_path / "x.npy")
+        open_corpus(tmp_path / "x.npy")
 
 
 @contextmanager
@@ -280,11 +280,11 @@ def test_an_index_of_many_empty_sequences_is_refused_in_little_memory(tmp_path):
         file.truncate(MEGATRON_HEADER.size + 12 * count)
         file.seek(0, os.SEEK_END)
         file.write(np.array([0, count], "<i8").tobytes())
-    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "x.bin"), match="at most 4,194,304 empty sequences")
+    is_refused(errors.FormatError, lambda: open_corpus(tmp_path / "x.bin"), match="at most 4,194,304 empty sequences")
     (tmp_path / "x.ds").touch()
     with open(tmp_path / "x.ds.index", "wb") as file:
         file.truncate(8 * count)
-    is_refused(errors.FormatError, lambda: open_stream(tmp_path / "x.ds"), match="at most 4,194,304 empty documents")
+    is_refused(errors.FormatError, lambda: open_corpus(tmp_path / "x.ds"), match="at most 4,194,304 empty documents")
 
 
 # --- names -----------------------------------------------------------------------------------------------------
@@ -402,9 +402,9 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
     np.testing.assert_array_equal(reader.read_batch(3), tokens[3])  # what is open is the old file
     is_refused(errors.FormatError, lambda: pickle.loads(sent).read_batch(3), match="changed since this reader was made")
     if access == "h5py":
-        is_refused(errors.FormatError, lambda: unread.read_batch(3), reader.digests.crc32, match="changed since")
+        is_refused(errors.FormatError, lambda: unread.read_batch(3), reader.corpus.digests.crc32, match="changed since")
     else:
-        assert reader.digests.crc32().tolist() == [zlib.crc32(batch) for batch in tokens]
+        assert reader.corpus.digests.crc32().tolist() == [zlib.crc32(batch) for batch in tokens]
 
     def reads_the_old_file_or_none():
         try:
@@ -421,14 +421,14 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
 @pytest.mark.parametrize("access", ["mmap", "pread", "h5py"])
 def test_a_replaced_stream_is_never_read_for_the_old_one(access, tmp_path):
     path = write_tokens(tmp_path / "x.h5")
-    store = MmapTokenStore(path, access=access)
-    old = np.array(store.get_slice(0, 100))
+    store = open_corpus(path, access=access)
+    old = np.array(store.tokens[0:100])
     sent = pickle.dumps(store)
     replaced(path, lambda other: write_tokens(other, first=9))
     later = pickle.loads(sent)
-    reads = (lambda: later.get_slice(0, 100), lambda: later.doc_offsets, lambda: store.doc_offsets)
+    reads = (lambda: later.tokens[0:100], lambda: later.doc_offsets, lambda: store.doc_offsets)
     is_refused(errors.FormatError, *reads, match="changed since")
-    np.testing.assert_array_equal(store.get_slice(0, 100), old)
+    np.testing.assert_array_equal(store.tokens[0:100], old)
     store.close()
 
 
@@ -456,7 +456,7 @@ def test_a_dual_file_is_read_as_a_batch_file(tmp_path):
         file.seek(512)
         file.write(HDF5_MAGIC + bytes(range(100)))
     with open_reader(path) as reader:
-        assert reader.backend == "batch"
+        assert reader.corpus.backend == "batch"
         np.testing.assert_array_equal(list(reader), tokens)
     with pytest.raises(errors.BackendError, match="asked for backend 'hdf5', found a 'batch' file"):
         open_reader(path, backend="hdf5")

@@ -18,7 +18,7 @@ from contract import check_closing, check_reader, check_writer, is_refused, rand
 from damage import flip_token
 from interrupted import Failing, Stops
 
-from zb_hdf5 import BatchReader, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
+from zb_hdf5 import Corpus, FormatError, IncompleteError, Loader, ShardIndex, StoreMeta, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.store_source import StoreSource
@@ -53,7 +53,7 @@ def read_header(path, magic):
     return StoreMeta(batch_size, seq_len, np.dtype(f"<u{item_bytes}"), seed, records), num_batches
 
 
-class RawReader(BatchReader):
+class RawCorpus(Corpus):
     backend = "raw"
     row_bytes = 0  # of what lies behind the slots, for each batch
     end_bytes = 0
@@ -66,7 +66,7 @@ class RawReader(BatchReader):
             raise IncompleteError(f"{path}: expected {expected:,} bytes, found {path.stat().st_size:,}")
         extents = Extents([Run(SLOTS, meta.batch_bytes, num_batches)], meta.batch_bytes)
         tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
-        super().__init__(path, meta, num_batches, tokens)
+        super().__init__(path, meta, tokens)
         self.extents = extents
         self._find_digests()
         self.check_reads(verify)
@@ -75,10 +75,10 @@ class RawReader(BatchReader):
         pass
 
     def crc32_rows(self):
-        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+        return sidecar_rows(self.path, self.num_units) if crc32_path(self.path).exists() else None
 
 
-class TailReader(RawReader):
+class TailCorpus(RawCorpus):
     backend = "tail"
     row_bytes, end_bytes = 4, 64
 
@@ -90,7 +90,7 @@ class TailReader(RawReader):
 
     def _tail(self):
         with open(self.path, "rb") as file:
-            file.seek(SLOTS + self.num_batches * self.meta.batch_bytes)
+            file.seek(SLOTS + self.num_units * self.meta.batch_bytes)
             return file.read()
 
 
@@ -131,14 +131,14 @@ def open_broken_raw(path):
     whole = min(announced, (path.stat().st_size - SLOTS) // meta.batch_bytes)
     extents = Extents([Run(SLOTS, meta.batch_bytes, whole)], meta.batch_bytes)
     tokens = open_extents(path, extents, meta.dtype, whole * meta.batch_tokens, "pread")
-    reader = BatchReader(path, meta, whole, tokens)
+    corpus = Corpus(path, meta, tokens)
     reason = "" if whole == announced else f"it should have {announced} batches, and has {whole}"
-    return BrokenFile(reader, read_any_crc32_file(path), reason)
+    return BrokenFile(corpus, read_any_crc32_file(path), reason)
 
 
 class RawFormat(Format):
     def open_file(self, path, **options):
-        return RawReader(path, **options)
+        return RawCorpus(path, **options)
 
     def open_broken(self, path):
         return open_broken_raw(path)
@@ -146,7 +146,7 @@ class RawFormat(Format):
 
 class TailFormat(Format):
     def open_file(self, path, **options):
-        return TailReader(path, **options)
+        return TailCorpus(path, **options)
 
 
 def row_of(name, place, writer, **more):
@@ -202,7 +202,7 @@ def test_it_is_written_and_read_as_the_contract_says(row, tmp_path, write_file):
 
     def read_back(info):
         with open_reader(info.path) as reader:
-            return batches_of(info.path), reader.digests.tokens_sha256()
+            return batches_of(info.path), reader.corpus.digests.tokens_sha256()
 
     check_writer(make, read_back, batches)
     write_file(tmp_path / f"x{row.suffix}", batches)
@@ -284,7 +284,7 @@ def test_damage_is_found_and_repaired(row, new_store, tmp_path, expected):
 def test_a_file_that_was_cut_short_is_repaired_where_its_format_can(row, new_store, expected):
     shard = new_store / ShardIndex.load(new_store).shards[0].path
     with open_reader(shard) as reader:
-        size = reader.extents.offset(2) + reader.meta.batch_bytes // 2
+        size = reader.corpus.extents.offset(2) + reader.meta.batch_bytes // 2
     os.truncate(shard, size)
     if row.name == "tail":
         assert "Error:" in run_zb("repair", shard, code=4).output

@@ -219,7 +219,7 @@ def test_a_lone_file_has_the_pieces_beside_it(tmp_path):
     rows = [[(0, 5)], [(0, 9), (3, 0)], [(0, NO_DOCUMENT)], [(0, 13), (7, 90)]]
     write_batches(path, rng.integers(0, 9, (2, 2, 8)))
     with open_reader(path) as reader:
-        assert reader.documents is None
+        assert reader.corpus.documents is None
         with pytest.raises(BackendError, match=r"holds no documents .*convert again from text"):
             reader.read_pieces(np.arange(2))
     write_pieces(path, 8, rows)

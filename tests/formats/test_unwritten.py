@@ -12,7 +12,7 @@ from contents import batches_of
 from contract import is_refused
 from reading import reading
 
-from zb_hdf5 import ArgumentError, FormatError, Loader, ReadAs, convert, open_reader, open_stream, write_digests
+from zb_hdf5 import ArgumentError, FormatError, Loader, ReadAs, convert, open_corpus, open_reader, write_digests
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.hdf5.written_rows import rows_in_both, runs_between
 
@@ -96,19 +96,19 @@ def test_a_stream_ends_before_its_tail_and_refuses_other_gaps(layout, written, a
     path = tmp_path / "x.h5"
     tokens = make(path, layout, written)
     if written == "the first":
-        with open_stream(path, access=access) as stream:
-            np.testing.assert_array_equal(stream.get_slice(0, 40), tokens[:40])
-            assert stream.token_count == 40
+        with open_corpus(path, access=access) as stream:
+            np.testing.assert_array_equal(stream.tokens[0:40], tokens[:40])
+            assert stream.num_tokens == 40
             assert stream.access == ("auto" if access == "auto" and "compression" not in LAYOUTS[layout] else "h5py")
         assert f"note: {path}: ids: tokens 40 to 63 were never written: the stream ends" in capfd.readouterr().err
         convert(path, "hdf5", tmp_path / "out", batch_size=1, seq_len=8, shuffle=False, workers=1)
         np.testing.assert_array_equal(batches_of(tmp_path / "out").reshape(-1), tokens[:40])
     else:
-        is_refused(FormatError, lambda: open_stream(path, access=access), match="tokens .* were never written; pass")
+        is_refused(FormatError, lambda: open_corpus(path, access=access), match="tokens .* were never written; pass")
     for unwritten, expected in (("fill", tokens), ("drop", kept_in(tokens, written))):
-        with open_stream(path, access=access, read_as=ReadAs(unwritten=unwritten)) as stream:
-            np.testing.assert_array_equal(stream.get_slice(0, len(expected)), expected)
-            assert stream.token_count == len(expected)
+        with open_corpus(path, access=access, read_as=ReadAs(unwritten=unwritten)) as stream:
+            np.testing.assert_array_equal(stream.tokens[0 : len(expected)], expected)
+            assert stream.num_tokens == len(expected)
 
 
 def test_a_field_that_was_not_written_counts_too(tmp_path):
@@ -233,8 +233,8 @@ def test_documents_whose_values_were_never_written_are_refused_or_filled(tmp_pat
             convert(path, "stream", tmp_path / f"{name}-out", **shape)
         convert(path, "stream", tmp_path / f"{name}-out", unwritten="fill", force=True, **shape)
         is_refused(ArgumentError, lambda path=path: convert(path, "stream", tmp_path / "y", unwritten="drop", **shape))
-    with open_stream(tmp_path / "values-out") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 64), [5] * 8 + [0] * 32 + [5] * 24)
+    with open_corpus(tmp_path / "values-out") as stream:
+        np.testing.assert_array_equal(stream.tokens[0:64], [5] * 8 + [0] * 32 + [5] * 24)
 
 
 def test_runs_of_rows():

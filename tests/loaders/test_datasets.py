@@ -120,7 +120,7 @@ def test_workers_that_stack_batches_warn_once(loader):
         "    source = DataLoader(loader.dataset(), batch_size=4, num_workers=2)\n"
         "    print(len(list(source) + list(source)))"
     )
-    command = [sys.executable, "-c", code, str(loader.reader.path)]
+    command = [sys.executable, "-c", code, str(loader.batches.path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr.count("stacks 4 of them; pass batch_size=None")) == ("12\n", 1)
 
@@ -164,7 +164,7 @@ def test_stateful_dataloader_resumes_in_the_second_epoch(loader, stateful, worke
     assert_same([next(iterator) for _ in range(5)], expected[12:17])
     state = source.state_dict()
     del iterator, source
-    with Loader(loader.reader.path, rank=1, world_size=2) as other:
+    with Loader(loader.batches.path, rank=1, world_size=2) as other:
         dataset = other.dataset()
         source = source_of(dataset)
         source.load_state_dict(state)
@@ -181,7 +181,7 @@ def test_stateful_dataloader_refuses_the_state_of_another_order(loader, stateful
     next(iter(source))
     state = source.state_dict()
     for options, field in (({"seed": 7}, "seed"), ({"batch_size": 2}, "batch_size"), ({"world_size": 3}, "world_size")):
-        with Loader(loader.reader.path, **{"rank": 1, "world_size": 2, **options}) as other:
+        with Loader(loader.batches.path, **{"rank": 1, "world_size": 2, **options}) as other:
             resumed = stateful(other.dataset(), batch_size=None)
             resumed.load_state_dict(state)
             with pytest.raises(StateError, match=f"state has {field}"):
@@ -277,7 +277,7 @@ def test_accelerate_keeps_the_state_of_a_loader_and_tells_datasets_the_epoch(loa
     accelerator = accelerate.Accelerator(cpu=True)
     prepared = accelerator.prepare(DataLoader(loader.dataset(), batch_size=None))
     assert_same([*prepared, *prepared], expected)
-    with Loader(loader.reader.path, rank=1, world_size=2) as first:
+    with Loader(loader.batches.path, rank=1, world_size=2) as first:
         first.set_epoch(1)
         accelerator.register_for_checkpointing(first)
         iterator = iter(accelerator.prepare(first))
@@ -285,7 +285,7 @@ def test_accelerate_keeps_the_state_of_a_loader_and_tells_datasets_the_epoch(loa
         accelerator.save_state(str(tmp_path / "state"))
         iterator.close()
     accelerator = accelerate.Accelerator(cpu=True)
-    with Loader(loader.reader.path, rank=1, world_size=2) as second:
+    with Loader(loader.batches.path, rank=1, world_size=2) as second:
         accelerator.register_for_checkpointing(second)
         accelerator.load_state(str(tmp_path / "state"))
         assert second.epoch == 1
@@ -347,7 +347,9 @@ def test_lightning_trains_on_another_order_in_every_epoch(source_of, loader, tmp
 @pytest.mark.parametrize("source_of", [lambda loader: loader, with_the_sampler])
 def test_lightning_validates_each_record_once(source_of, loader, tmp_path):
     seen, validated = [], []
-    with Loader(loader.reader.path, rank=0, world_size=1, batch_size=5, last="short", shuffle="sequential") as held_out:
+    with Loader(
+        loader.batches.path, rank=0, world_size=1, batch_size=5, last="short", shuffle="sequential"
+    ) as held_out:
         whole = torch.cat(list(held_out))
         options = {"validation": source_of(held_out), "num_sanity_val_steps": 0}
         lightning_fit(loader, tmp_path, seen, validated=validated, max_epochs=2, **options)
@@ -371,7 +373,7 @@ def test_lightning_resumes_exactly(kind, stop, loader, stateful, tmp_path):
     loader.set_epoch(0)
     saved = lightning_fit(source_of(loader), tmp_path / "first", seen, max_steps=stop)
     assert len(seen) == stop
-    with Loader(loader.reader.path, rank=1, world_size=2) as other:
+    with Loader(loader.batches.path, rank=1, world_size=2) as other:
         lightning_fit(source_of(other), tmp_path / "second", seen, max_epochs=3, ckpt_path=saved)
     assert_same(seen, expected)
 

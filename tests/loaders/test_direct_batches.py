@@ -111,7 +111,7 @@ def test_where_they_are_refused_batches_are_announced_and_the_same(kind, folder,
 @pytest.mark.parametrize("share", [1, 2])
 def test_what_memory_can_keep_is_left_in_memory(share, folder, served, monkeypatch):
     with Loader(folder / "hdf5", **ALONE) as loader:
-        monkeypatch.setattr(residency, "memory_limit", lambda: loader.reader.token_count * 4 // share)
+        monkeypatch.setattr(residency, "memory_limit", lambda: loader.batches.corpus.num_tokens * 4 // share)
         list(loader)
     assert not served
 
@@ -147,7 +147,7 @@ def test_a_reader_that_is_closed_ends_the_iteration(folder, served):
     with Loader(folder / "hdf5", **ALONE) as loader:
         steps = iter(loader)
         next(steps)
-        loader.reader.close()
+        loader.batches.close()
         with pytest.raises(ClosedError, match="closed"):
             list(steps)
     assert served

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reading import begun
 
 from examples import examples
-from zb_hdf5 import ArgumentError, Cache, DocumentLoader, HDF5ShardWriter, MmapTokenStore, StateError, load_tokenizer
+from zb_hdf5 import ArgumentError, Cache, DocumentLoader, HDF5ShardWriter, StateError, load_tokenizer, open_corpus
 from zb_hdf5.store.rebuild import index_files
 
 BOUNDARY = 60_000
@@ -189,7 +189,7 @@ def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled
         state = loader.state_dict()
     with DocumentLoader(tmp_path / "b.h5", **WAYS["pack"]) as loader, pytest.raises(StateError, match="fingerprint"):
         loader.load_state_dict(state)
-    with MmapTokenStore(stream) as store, DocumentLoader(store, **WAYS["pack"]) as loader:
+    with open_corpus(stream) as store, DocumentLoader(store, **WAYS["pack"]) as loader:
         next(loader)
         with pickle.loads(pickle.dumps(loader)) as other:
             assert other.state_dict() == loader.state_dict()
@@ -211,7 +211,7 @@ def test_arguments_that_contradict_each_other_are_refused(options, message, stre
     with pytest.raises(ArgumentError, match=message):
         DocumentLoader(stream, **{"collate": "pad", "batch_size": 2, **options})
     write_batches(tmp_path / "a.h5", np.zeros((1, 2, 4), int))
-    with pytest.raises(ArgumentError, match=r"a\.h5: is no token stream"):
+    with pytest.raises(ArgumentError, match=r"a\.h5: not a token stream"):
         DocumentLoader(tmp_path / "a.h5", **WAYS["pack"])
 
 

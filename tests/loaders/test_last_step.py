@@ -84,7 +84,7 @@ def steps_of(order, position, batch_size, world_size, last):
 def windows(stack, path, batch_size):
     """Return one reader for many loaders: most of the time of a short epoch is the opening of its stream."""
     one = Loader(path, batch_size=batch_size, seq_len=S, targets=True, last="fill", **ALONE)
-    return stack.enter_context(one).reader
+    return stack.enter_context(one).batches
 
 
 def world(stack, source, world_size, **options):

@@ -272,7 +272,7 @@ def test_batches_are_fresh_int64_tensors(place, stores, open_loader):
 def test_a_reader_is_a_source_as_well_and_a_closed_loader_says_so(stores, open_loader):
     with open_reader(stores["one.h5"], access="pread") as reader:
         loader = open_loader(reader)
-        assert loader.reader is reader
+        assert loader.batches is reader
         assert epoch_of(loader) == batches_of(N, "global")
     loader = open_loader(stores["one.h5"])
     loader.close()
@@ -294,7 +294,7 @@ def test_a_growing_file_does_not_change_a_running_epoch(tmp_path, open_loader, m
         iterator = iter(loader)
         found = [rows(next(iterator)) for _ in range(5)]
         writer.write(tokens_of(50)[20:])
-        loader.reader.refresh()
+        loader.batches.refresh()
         found += map(rows, iterator)
         assert sorted(flat(found)) == list(range(20 * B))
         again = epoch_of(loader)  # the same epoch: as it was, or of all that is there now

@@ -15,13 +15,13 @@ SHAPE = {"num_tokens": 9 * 4 * 16 + 35, "vocab_size": 1_000, "batch_size": 4, "s
 
 def test_a_token_follows_from_its_position_and_the_seed():
     corpus = made_up_corpus(**SHAPE)
-    tokens = corpus.get_slice(0, corpus.tokens.num_tokens)
+    tokens = corpus.tokens[0 : corpus.tokens.num_tokens]
     assert (corpus.num_batches, corpus.rest, corpus.num_records) == (9, 2, 38)
     same(tokens[:8], [652, 166, 509, 975, 370, 48, 957, 70])  # they never change
     same(np.concatenate([*corpus]).reshape(-1), tokens[: 9 * 64])
-    same(corpus.get_slice(7, 40), tokens[7:40])
-    same(made_up_corpus(**SHAPE).get_slice(0, 99), tokens[:99])
-    assert (made_up_corpus(**SHAPE, seed=1).get_slice(0, 99) != tokens[:99]).any()
+    same(corpus.tokens[7:40], tokens[7:40])
+    same(made_up_corpus(**SHAPE).tokens[0:99], tokens[:99])
+    assert (made_up_corpus(**SHAPE, seed=1).tokens[0:99] != tokens[:99]).any()
 
 
 def test_ids_are_even_over_the_vocabulary_also_far_from_the_start():
@@ -38,7 +38,7 @@ def test_ranks_read_together_what_one_reads_in_any_order_and_after_a_resume(shuf
     options = {"shuffle": shuffle, "seed": 3, "last": "short"}
     alone = torch.cat(steps_of(corpus, **options))
     corpus = made_up_corpus(**SHAPE)
-    expected = corpus.get_slice(0, 38 * 16).reshape(38, 16)
+    expected = corpus.tokens[0 : 38 * 16].reshape(38, 16)
     assert sorted(alone.tolist()) == sorted(expected.tolist())
     with Loader(made_up_corpus(**SHAPE), rank=0, world_size=1, **options) as loader:
         first = [next(loader) for _ in range(2)]
@@ -54,7 +54,7 @@ def test_ranks_read_together_what_one_reads_in_any_order_and_after_a_resume(shuf
 
 def test_targets_of_overlapping_records_are_the_next_tokens():
     corpus = made_up_corpus(**SHAPE, overlap=1)
-    tokens = corpus.get_slice(0, 17).astype(np.int64)
+    tokens = corpus.tokens[0:17].astype(np.int64)
     x, y = steps_of(corpus, targets=True, shuffle="sequential")[0]
     same(x[0], tokens[:16])
     same(y[0], tokens[1:])

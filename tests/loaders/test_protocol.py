@@ -100,7 +100,7 @@ def documents(data, **options):
 
 
 def windows(data, **options):
-    return zb_hdf5.SlidingWindowDataloader(zb_hdf5.MmapTokenStore(data / "stream.h5"), 16, 4, **options)
+    return zb_hdf5.SlidingWindowDataloader(zb_hdf5.open_corpus(data / "stream.h5"), 16, 4, **options)
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -173,4 +173,4 @@ def test_a_stream_that_was_verified_stays_so_with_another_batch_size(tmp_path):
         state = loader.state_dict()
     with Loader(tmp_path / "s.h5", batch_size=4, seq_len=16, verify="store", **ALONE) as loader:
         loader.load_state_dict(state)
-        assert (loader.reader.batch_size, loader.reader.verified) == (2, "store")
+        assert (loader.batches.batch_size, loader.batches.verified) == (2, "store")

@@ -13,6 +13,7 @@ from reading import begun, ordered
 
 import zb_hdf5
 from examples import examples
+from zb_hdf5.loaders.loader import batches_of_state
 from zb_hdf5.loaders.order import SHUFFLES, GlobalOrder
 from zb_hdf5.store.shards import Sharded
 
@@ -368,12 +369,12 @@ def test_a_text_loader_refuses_a_state_or_resumes_exactly(text, data):
 def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
     with zb_hdf5.open_reader(stores / "stream.h5", batch_size=2, seq_len=4) as reader:
         for batch_size in (0, 10**17, 10**40):
-            assert reader.serving(reader.fingerprint.replace(":2x4+0", f":{batch_size}x4+0")) is reader
-        assert reader.serving(reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
-        whole = reader.serving(reader.fingerprint.replace(":2x4+0", ":1000000x4+0"))  # one batch that is not full
+            assert batches_of_state(reader, reader.fingerprint.replace(":2x4+0", f":{batch_size}x4+0")) is reader
+        assert batches_of_state(reader, reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
+        whole = batches_of_state(reader, reader.fingerprint.replace(":2x4+0", ":1000000x4+0"))
         assert (whole.num_batches, whole.num_records) == (0, reader.num_records)
         for other in (None, 7, "", reader.fingerprint + "1", "x" + reader.fingerprint):
-            assert reader.serving(other) is reader
+            assert batches_of_state(reader, other) is reader
 
 
 def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_path):
@@ -435,9 +436,7 @@ def test_a_refused_state_leaves_each_attribute_as_it_was(stores):
 @pytest.fixture
 def sliding(tmp_path):
     write_stream(tmp_path / "s.h5", np.arange(1000), [1000], dtype="uint16")
-    return lambda **options: zb_hdf5.SlidingWindowDataloader(
-        zb_hdf5.MmapTokenStore(tmp_path / "s.h5"), 16, 4, **options
-    )
+    return lambda **options: zb_hdf5.SlidingWindowDataloader(zb_hdf5.open_corpus(tmp_path / "s.h5"), 16, 4, **options)
 
 
 def test_random_windows_take_a_state_of_another_seed_by_force_only(sliding):

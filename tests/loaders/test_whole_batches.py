@@ -72,7 +72,7 @@ def test_blocks_that_are_not_in_the_page_cache_are_read_by_position(many_shards,
 def test_a_flipped_bit_is_found(many_shards, options, is_found, dtype):
     shard = sorted(many_shards.glob("*.h5"))[4]
     with Loader(many_shards, dtype=dtype, **options, **ALONE) as loader:
-        is_view = dtype == torch.int32 and loader.reader.dtype == np.uint32
+        is_view = dtype == torch.int32 and loader.batches.dtype == np.uint32
         flip_token(shard, 3)
         try:
             for steps in (loader, map(loader.dataset().__getitem__, range(NUM_BATCHES))):
@@ -203,7 +203,7 @@ def test_batches_in_a_cache_are_those_of_the_store_though_some_are_absent_or_dam
     expected = arrays(Loader(many_shards, shuffle="sequential", dtype=dtype, **ALONE))
     with Loader(many_shards, **how) as loader:
         for number in set(range(NUM_BATCHES)) - {100}:
-            loader.reader.read_batch_torch(number)
+            loader.batches.read_batch_torch(number)
     [data] = (path for path in tmp_path.rglob("batches-*") if path.suffix != ".marks")
     size = data.stat().st_size
     flip(data, size // 2)

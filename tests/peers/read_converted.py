@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from truth import digest, documents, labels, loss_mask
 
-from zb_hdf5 import convert, open_stream
+from zb_hdf5 import convert, open_corpus
 
 #: Format -> the data sets of its folder, their truth, and the options of each.
 DATA_SETS = {
@@ -26,10 +26,10 @@ def check(path, truth, options, target):
     """Compare a data set with its truth."""
     with tempfile.TemporaryDirectory() as made:
         convert(path, "stream", Path(made, "stream"), source_format=target, workers=1, **options)
-        with open_stream(Path(made, "stream")) as stream:
-            tokens = stream.get_slice(0, stream.num_tokens)
+        with open_corpus(Path(made, "stream")) as stream:
+            tokens = stream.tokens[0 : stream.num_tokens]
             lengths = np.diff(stream.doc_offsets).tolist()
-            fields = {field.name: stream.field(field.name).get_slice(0, len(tokens)) for field in stream.meta.fields}
+            fields = {field.name: stream.field(field.name).tokens[0 : len(tokens)] for field in stream.meta.fields}
     if lengths != truth["lengths"] or digest([tokens]) != truth["sha256"]:
         sys.exit(f"{path}: other ids or documents")
     for name, values in fields.items():

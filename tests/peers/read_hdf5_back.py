@@ -13,7 +13,7 @@ import numpy as np
 from h5_contents import contents
 from truth import LARGE_VOCAB, SMALL_VOCAB, digest, documents, loss_mask
 
-from zb_hdf5 import ReadAs, convert, open_reader, open_stream, verify_store
+from zb_hdf5 import ReadAs, convert, open_corpus, open_reader, verify_store
 
 
 def check_records(path, layouts, found):
@@ -35,9 +35,9 @@ def check_documents(path, found):
     with tempfile.TemporaryDirectory() as made:
         options = {"dataset": "documents/input_ids", "offsets": "documents/doc_offsets"}
         convert(path, "stream", Path(made, "stream"), workers=1, **options)
-        with open_stream(Path(made, "stream")) as stream:
+        with open_corpus(Path(made, "stream")) as stream:
             lengths = np.diff(stream.doc_offsets).tolist()
-            tokens = stream.get_slice(0, stream.num_tokens)
+            tokens = stream.tokens[0 : stream.num_tokens]
     if lengths != [len(document) for document in found] or digest([tokens]) != digest(found):
         sys.exit(f"{path}: other documents")
 

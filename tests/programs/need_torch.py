@@ -10,10 +10,10 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     Loader,
     MixedLoader,
-    MmapTokenStore,
     SlidingWindowDataloader,
     TextLoader,
     UnavailableError,
+    open_corpus,
     open_reader,
     open_writer,
 )
@@ -39,7 +39,7 @@ for make in (
     lambda: MixedLoader({"one": "one.h5"}, {"one": 1.0}),
     lambda: BatchNativeLoader("one.h5"),
     lambda: DatasetLoader(2, 4, 0, 1, "."),
-    lambda: SlidingWindowDataloader(MmapTokenStore("flat.npy"), 4, 2),
+    lambda: SlidingWindowDataloader(open_corpus("flat.npy"), 4, 2),
 ):
     try:
         make()

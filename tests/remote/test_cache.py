@@ -24,7 +24,7 @@ from damage import flip, flip_stored
 from processes import forked, in_forks, killed_when
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import ArgumentError, ChecksumError, DocumentLoader, Loader, MixedLoader, open_reader, open_writer
+from zb_hdf5 import ArgumentError, Batches, ChecksumError, DocumentLoader, Loader, MixedLoader, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import UnverifiableError
 from zb_hdf5.files.tokens import Tokens, Wait
@@ -66,9 +66,8 @@ class Counted(Tokens):
 def counted(path, folder, max_bytes="64MiB", wait_s=0.0, **options):
     """Return a reader with a cache, and the tokens behind it."""
     reader = open_reader(path, **options)
-    tokens = reader.tokens = Counted(reader.tokens, wait_s)
-    Cache(folder, max_bytes).attach(reader)
-    return reader, tokens
+    tokens = reader.corpus.tokens = Counted(reader.tokens, wait_s)
+    return Batches(Cache(folder, max_bytes).over(reader), reader.windows), tokens
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def test_fields_are_kept_beside_the_tokens(tmp_path, folder):
     assert len(list(folder.glob("*/*.marks"))) == 1 + len(FIELDS)
     with open_reader(tmp_path / "x.h5", cache=folder) as reader:
         for each in (reader, *map(reader.field, FIELDS)):
-            assert all(map(column_of(each).has, range(len(tokens))))
+            assert all(map(column_of(each.corpus).has, range(len(tokens))))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +228,7 @@ def test_windows_are_kept_and_the_same(stream, folder):
             np.testing.assert_array_equal([x.numpy() for x, _ in loader], expected)
     with Loader(stream, cache=folder, **{**options, "batch_size": 8}) as other:
         other.load_state_dict(state)  # of batches of another size, which have the same column
-        assert column_of(other.reader).has(0)
+        assert column_of(other.batches.corpus).has(0)
     assert len(list(folder.glob("*/*.marks"))) == 1
 
 
@@ -312,12 +311,12 @@ def test_data_without_crc32_are_another_column(tmp_path, folder):
     options = {"batch_size": 4, "seq_len": 64, "cache": folder}
     with open_reader(tmp_path / "x.npy", **options) as reader:
         np.testing.assert_array_equal(reader.read_batch(0), tokens[:256].reshape(4, 64))
-        assert column_of(reader).has(0)
+        assert column_of(reader.corpus).has(0)
     tokens[7] = 99
     np.save(tmp_path / "x.npy", tokens)
     os.utime(tmp_path / "x.npy", (1, 1))
     with open_reader(tmp_path / "x.npy", **options) as reader:
-        assert not column_of(reader).has(0)
+        assert not column_of(reader.corpus).has(0)
         np.testing.assert_array_equal(reader.read_batch(0), tokens[:256].reshape(4, 64))
     is_refused(UnverifiableError, lambda: open_reader(tmp_path / "x.npy", verify="batch", **options))
 
@@ -379,7 +378,7 @@ def test_workers_of_a_data_loader_share_it(method, origin, folder):
     with Loader(origin, cache=folder, shuffle="records", **ONE_RANK) as loader:
         steps = DataLoader(loader.dataset(), batch_size=None, num_workers=2, multiprocessing_context=method)
         found = [step.numpy() for step in steps]
-        column = column_of(loader.reader)
+        column = column_of(loader.batches.corpus)
         assert all(map(column.has, range(len(BATCHES))))
         np.testing.assert_array_equal(found, [step.numpy() for step in loader])
 
@@ -473,7 +472,7 @@ def test_a_full_disk_ends_the_filling_and_nothing_else(origin, mount_disk):
         reader, source = counted(origin, disk / "cache")
         with reader:
             check_all(reader, times=2)
-            column = column_of(reader)
+            column = column_of(reader.corpus)
             kept = [index for index in range(len(BATCHES)) if column.has(index)]
             assert column.full
             assert 10 < len(kept) < 25
@@ -493,7 +492,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(origin, m
         copy = pickle.loads(data)  # of a worker: later than at the beginning it is no error
     with copy:
         check_all(copy)
-        assert column_of(copy).full
+        assert column_of(copy.corpus).full
 
 
 #: The ways to read that take whole batches, records, or some values of them from a cache.
@@ -646,7 +645,7 @@ def test_it_fills_up_to_its_size_and_then_stops(origin, folder):
         reader, source = counted(origin, folder, limit)
         with reader:
             check_all(reader, times=2)
-            column = column_of(reader)
+            column = column_of(reader.corpus)
             assert 15 <= sum(map(column.has, range(len(BATCHES)))) <= 20
             assert occupied_bytes(folder) <= limit
             assert column.full
@@ -703,7 +702,7 @@ def test_sizes_are_numbers_or_texts(origin, tmp_path):
     (tmp_path / "file").touch()
     is_refused(ArgumentError, lambda: open_reader(origin, cache=tmp_path / "file"), match="expected a cache folder")
     with open_reader(origin) as reader:
-        is_refused(ArgumentError, lambda: column_of(reader), match="expected a reader with a cache")
+        is_refused(ArgumentError, lambda: column_of(reader.corpus), match="expected a corpus with a cache")
 
 
 def test_a_store_that_grows_is_refused(tmp_path, folder):

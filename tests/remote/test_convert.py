@@ -43,7 +43,7 @@ def test_a_store_goes_to_a_bucket_and_comes_back(s3, local, tmp_path):
     report = zb_hdf5.convert(url, "hdf5", tmp_path / "back", dtype="uint32")
     with zb_hdf5.open_reader(tmp_path / "back") as reader:
         np.testing.assert_array_equal(np.stack(list(reader)), TOKENS)
-        assert reader.sha256 == report.sha256
+        assert reader.corpus.sha256 == report.sha256
 
 
 def test_a_store_behind_http_is_converted_looked_at_and_verified(web, local, tmp_path, write_store):

@@ -17,7 +17,7 @@ from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.store.rebuild import index_files
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}
@@ -62,11 +62,11 @@ def test_a_conversion_keeps_the_documents(batches, tmp_path):
     local, url = batches
     convert(url, "hdf5", tmp_path / "copy")
     with open_reader(tmp_path / "copy") as copy, open_reader(url) as far, open_reader(local) as expected:
-        assert len(far.documents) == len(LENGTHS)
+        assert len(far.corpus.documents) == len(LENGTHS)
         for number in range(len(LENGTHS)):
-            document = expected.documents.document(number)
-            assert copy.documents.document(number) == far.documents.document(number) == document
-        assert copy.documents.token_count == expected.documents.token_count
+            document = expected.corpus.documents[number].facts
+            assert copy.corpus.documents[number].facts == far.corpus.documents[number].facts == document
+        assert copy.corpus.document_table.token_count == expected.corpus.document_table.token_count
         rows = np.arange(expected.num_records)
         np.testing.assert_array_equal(copy.read_pieces(rows).offsets, expected.read_pieces(rows).offsets)
 
@@ -123,7 +123,7 @@ def test_the_offsets_of_documents_of_many_shards_are_read_at_once(web):
     web.fault = lambda *request: {"wait": 0.02}
     with DocumentLoader(f"{web.url}/store", collate="pad", batch_size=1) as loader:
         assert web.most_under_way > 4
-        assert np.diff(loader.store.doc_offsets).tolist() == list(range(1, 13))
+        assert np.diff(loader.corpus.doc_offsets).tolist() == list(range(1, 13))
 
 
 @pytest.fixture(params=["lone.h5", "store", "stream.h5", "plain.h5", "streams"])
@@ -192,7 +192,7 @@ def test_many_threads_fetch_what_lies_beside_the_tokens_once(beside, is_copy):
 @pytest.mark.thin
 def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_it(beside, monkeypatch):
     proxy, open_loader = beside
-    real = BatchReader.read_batch_pieces
+    real = Batches.read_batch_pieces
 
     def failed_requests(threads):
         arrived = Barrier(threads)
@@ -202,7 +202,7 @@ def test_threads_that_wait_for_a_table_share_the_error_of_the_one_that_fetches_i
                 {"status": 500, "wait": 0.05} if name.endswith(".pieces") else None
             )
             with monkeypatch.context() as patch:
-                patch.setattr(BatchReader, "read_batch_pieces", lambda *of: arrived.wait(60) >= 0 and real(*of))
+                patch.setattr(Batches, "read_batch_pieces", lambda *of: arrived.wait(60) >= 0 and real(*of))
                 for read in [pool.submit(loader.steps.read, 0) for _ in range(threads)]:
                     assert isinstance(read.exception(), UnavailableError)
             found = [name for _, name, _ in proxy.requests if name.endswith(".pieces")]

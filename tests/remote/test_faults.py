@@ -272,7 +272,7 @@ class TestManyRanges:
 
 def read_everything(path):
     with Loader(path, targets=True, prefetch=0, rank=0, world_size=1) as loader:
-        documents = [loader.reader.documents.document(number) for number in range(8)]
+        documents = [each.facts for each in loader.batches.corpus.documents[:8]]
         return [[x.tolist(), y.tolist()] for x, y in loader], documents
 
 

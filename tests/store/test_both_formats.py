@@ -30,7 +30,7 @@ def test_verify_checks_both_and_counts_all_tokens(books):
     found = report_of(zb, "verify", books)
     assert (found["ok"], outcomes(found, books)) == (True, dict.fromkeys(SHARDS, "verified"))
     with Loader(books, verify="store", **ALONE) as loader:
-        assert loader.reader.path == books / "hdf5"
+        assert loader.batches.path == books / "hdf5"
 
 
 @pytest.mark.parametrize(("name", "suffix"), [("batch", "batch"), ("hdf5", "h5")])

@@ -172,7 +172,7 @@ def tokens_of(rows):
             found.setdefault(part["row"], []).extend(np.load(part["shard"])[part["start"] : part["stop"]])
         else:
             with open_reader(part["shard"], batch_size=1, seq_len=1) as reader:
-                found.setdefault(part["row"], []).extend(reader.get_slice(part["start"], part["stop"]))
+                found.setdefault(part["row"], []).extend(reader.tokens[part["start"] : part["stop"]])
     return np.array([found[row] for row in sorted(found)])
 
 

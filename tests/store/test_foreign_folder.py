@@ -19,11 +19,12 @@ from reading import reading
 from zb_hdf5 import (
     DocumentLoader,
     Loader,
+    MmapTokenStore,
     ReadAs,
     convert,
     errors,
+    open_corpus,
     open_reader,
-    open_stream,
     verify_store,
     write_digests,
 )
@@ -110,17 +111,15 @@ def test_a_folder_gives_the_steps_of_one_file_with_its_rows(kind, how, tmp_path)
         options = {**shape, "shuffle": shuffle, "seed": 3, **more}
         require_equal(steps_of(folder, **options), steps_of(one, **options))
     with open_reader(folder, **shape) as reader, open_reader(one, **shape) as same:
-        assert (reader.layout, reader.meta.shape, reader.num_records) == (
-            same.layout,
+        assert (reader.corpus.layout, reader.meta.shape, reader.num_records) == (
+            same.corpus.layout,
             same.meta.shape,
             same.num_records,
         )
         assert reader.meta.fields == same.meta.fields
         assert reader.access == ("h5py" if how.get("compression") else "auto")
-        np.testing.assert_array_equal(reader.get_slice(0, rows.size), rows.reshape(-1))
-        np.testing.assert_array_equal(
-            reader.field("weight").get_slice(900, 1200), BESIDE["weight"].reshape(-1)[900:1200]
-        )
+        np.testing.assert_array_equal(reader.tokens[0 : rows.size], rows.reshape(-1))
+        np.testing.assert_array_equal(reader.field("weight").tokens[900:1200], BESIDE["weight"].reshape(-1)[900:1200])
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i8", ">i4"])
@@ -177,7 +176,7 @@ def test_readers_are_pickled_and_read_in_other_processes(kind, how, tmp_path):
             np.testing.assert_array_equal(copied.field("loss_mask")[1], same.field("loss_mask")[1])
         child = os.fork()
         if not child:
-            os._exit(0 if np.array_equal(reader.get_slice(0, rows.size), rows.reshape(-1)) else 1)
+            os._exit(0 if np.array_equal(reader.tokens[0 : rows.size], rows.reshape(-1)) else 1)
         assert os.waitpid(child, 0)[1] == 0
 
 
@@ -201,8 +200,8 @@ def test_a_stream_ends_at_the_last_token_of_each_file(tmp_path):
         path = write_file(tmp_path / "corpus" / f"{number}.h5", np.pad(part, (0, 7)))
         with h5py.File(path, "r+") as h5:
             h5["data/input_ids"].attrs["token_count"] = len(part)
-    with open_stream(tmp_path / "corpus") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, len(stream)), IDS.reshape(-1))
+    with open_corpus(tmp_path / "corpus") as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : len(stream)], IDS.reshape(-1))
 
 
 def test_batches_are_kept_in_a_cache(kind, tmp_path):
@@ -215,11 +214,11 @@ def test_batches_are_kept_in_a_cache(kind, tmp_path):
 
 def test_streams_are_streams_and_records_are_none(tmp_path):
     folder, _, rows = write_both(tmp_path / "a", "stream")
-    with open_stream(folder) as stream:
-        np.testing.assert_array_equal(stream.get_slice(900, 1300), rows[900:1300])
-        assert (len(stream.paths), stream.document_count, stream.refresh()) == (3, 3, len(rows))
+    with open_corpus(folder) as stream:
+        np.testing.assert_array_equal(stream.tokens[900:1300], rows[900:1300])
+        assert (len(stream.files), stream.document_count, stream.refresh()) == (3, 3, len(rows))
     records, _, _ = write_both(tmp_path / "b")
-    is_refused(errors.FormatError, lambda: open_stream(records), match="expected a token stream, found batches")
+    is_refused(errors.FormatError, lambda: MmapTokenStore(records), match="expected a token stream, found batches")
     with open_reader(records) as reader:
         is_refused(errors.ArgumentError, lambda: DocumentLoader(reader, collate="pad", batch_size=2, **ONE_RANK))
         is_refused(errors.BackendError, lambda: reader.read_batch_pieces(0), match="holds no documents")
@@ -243,7 +242,7 @@ def test_a_dataset_and_its_channels_are_named_as_of_one_file(how, tmp_path):
         errors.FormatError, lambda: open_reader(folder, read_as=ReadAs(dataset="a/ids")), match="expected records along"
     )
     with open_reader(folder, batch_size=10, read_as=ReadAs(**named)) as reader:
-        assert reader.foreign_dataset == "a/ids"
+        assert reader.corpus.foreign_dataset == "a/ids"
         np.testing.assert_array_equal(np.concatenate(list(reader)), items[:100, 0])
         np.testing.assert_array_equal(np.concatenate(list(reader.field("labels"))), items[:100, 2])
         with pickle.loads(pickle.dumps(reader)) as copied:
@@ -316,7 +315,7 @@ def test_digests_are_made_and_compared(layout, lone, kind, tmp_path):
         with Loader(path, **shape, **ONE_RANK, read_as=ReadAs(digests=digests), verify=verify) as loader:
             assert loader.state_dict() == state  # states fit with and without digests
             require_equal(list(loader), plain)
-            assert loader.reader.verified == {"batch": "all reads", "store": "store"}.get(verify, "none")
+            assert loader.batches.verified == {"batch": "all reads", "store": "store"}.get(verify, "none")
 
 
 @pytest.mark.parametrize("kind", ["stream", "records"])

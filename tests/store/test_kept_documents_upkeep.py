@@ -76,8 +76,8 @@ def require_whole(folder, per_split=6 * B):
         with zb_hdf5.open_reader(folder, split=split) as reader:
             pieces = right_pieces(reader)
             assert reader.num_records == per_split
-            numbers = reader.documents.number_of(pieces.offsets)
-            assert reader.documents.document(int(numbers[-1])).id == f"{split}{int(pieces.offsets[-1]) // 16}"
+            numbers = reader.corpus.documents.number_of(pieces.offsets)
+            assert reader.corpus.documents[int(numbers[-1])].id == f"{split}{int(pieces.offsets[-1]) // 16}"
 
 
 def problems(path):
@@ -145,7 +145,7 @@ def test_repair_keeps_the_pieces_of_the_kept_batches(split_store):
     rebuild_index(split_store.with_name("again"), force=True)
     with zb_hdf5.open_reader(split_store) as first, zb_hdf5.open_reader(split_store.with_name("again")) as second:
         require_same_pieces(*(reader.read_pieces(np.arange(first.num_records)) for reader in (first, second)))
-        assert first.documents.parts == second.documents.parts
+        assert first.corpus.document_table.parts == second.corpus.document_table.parts
 
 
 def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
@@ -155,7 +155,7 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
     [report] = repair(path)
     with zb_hdf5.open_reader(report.output) as reader:
         right_pieces(reader)
-        assert reader.documents.document(3).id == "d"
+        assert reader.corpus.documents[3].id == "d"
     damage_table(pieces_path(path))
     for left in tmp_path.glob("*.repaired.*"):
         left.unlink()
@@ -166,11 +166,11 @@ def test_repair_of_a_lone_file_keeps_its_documents(tmp_path):
 
 def require_stream(store, kept):
     table = store.documents
-    numbers = [number for number in range(len(table)) if table.document(number).id]
-    assert [table.document(number).id for number in numbers] == [f"d{k}" for k in kept]
+    numbers = [number for number in range(len(table)) if table[number].id]
+    assert [table[number].id for number in numbers] == [f"d{k}" for k in kept]
     for number, k in zip(numbers, kept, strict=True):
-        document = table.document(number)
-        assert store.document(number).tolist() == [k] * 5
+        document = table[number]
+        assert store.documents[number].ids.tolist() == [k] * 5
         spans = table.spans(document.offset, document.offset + document.length)
         assert (spans.starts.tolist(), spans.values) == ([document.offset + 1], [f"v{k}"])
 
@@ -185,9 +185,9 @@ def test_streams_are_verified_rebuilt_and_repaired(tmp_path):
                 facts = {"id": f"d{k}", "spans": [(1, 3, f"v{k}")]} if path == first else {}
                 writer.write_document(np.full(5, k), **facts)
     index_files([first, second]).save(streams)
-    with zb_hdf5.MmapTokenStore(streams) as store:
+    with zb_hdf5.open_corpus(streams) as store:
         require_stream(store, range(20))
-        assert store.documents.document(25) == (25, 125, 5, None, None, None, {})
+        assert store.documents[25].facts == (25, 125, 5, None, None, None, {})
     assert not problems(streams)
     assert [report.checks for report in zb_hdf5.verify_store(streams)][-1] == ["documents"]
     before = zb_hdf5.ShardIndex.load(streams)
@@ -200,7 +200,7 @@ def test_streams_are_verified_rebuilt_and_repaired(tmp_path):
     [report, _] = repair(streams)
     assert report.dropped == [6, 7, 8, 9]
     assert not problems(streams)
-    with zb_hdf5.MmapTokenStore(streams) as store:
+    with zb_hdf5.open_corpus(streams) as store:
         require_stream(store, [*range(6), *range(10, 20)])
         assert len(store.documents) == 36
 
@@ -244,7 +244,7 @@ def test_a_stream_without_its_table_is_refused(tmp_path):
         assert next(loader)["spans"] is not None
     documents_path(path).unlink()
     lost = r"s\.h5\.documents: is not there, and holds the ids, metadata and spans of s\.h5: restore it"
-    uses = (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.MmapTokenStore(path).documents)
+    uses = (lambda: zb_hdf5.Loader(path, **how), lambda: zb_hdf5.open_corpus(path).documents)
     is_refused(zb_hdf5.IncompleteError, *uses, lambda: index_files([path]), match=lost)
     assert isinstance(zb_hdf5.verify_store(path)[0].problem, zb_hdf5.IncompleteError)
     write_stream(path, np.arange(40), overwrite=True)

@@ -24,11 +24,11 @@ from zb_hdf5 import FollowingLoader, Loader, ShardIndex, errors, open_reader, op
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialFile
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5Writer
 from zb_hdf5.formats.inspection import look_at
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.live import LiveReader, LiveStoreWriter
+from zb_hdf5.store.live import LiveCorpus, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
 
 B, S = 4, 16
@@ -213,7 +213,7 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
     sizes = []
 
     def read_before_the_cut(file, num_chunks):
-        readers.append(HDF5Reader(growing))  # the file is complete, and maps
+        readers.append(HDF5Corpus(growing).batches())  # the file is complete, and maps
         for reader in readers:
             np.testing.assert_array_equal(reader.read_batch(2), batches(2, 1)[0])
         sizes.append(growing.stat().st_size)
@@ -223,8 +223,8 @@ def test_a_growing_shard_that_is_first_read_before_its_last_cut_is_read_behind_i
     monkeypatch.setattr(HDF5Writer, "_cut_off", read_before_the_cut)
     with start_store(tmp_path / "store", 8) as writer:
         writer.write(batches(0, 3))
-        with HDF5Reader(growing) as reader:
-            readers.append(pickle.loads(pickle.dumps(reader)))  # opens the file at its first read
+        with HDF5Corpus(growing) as reader:
+            readers.append(pickle.loads(pickle.dumps(reader.batches())))  # opens the file at its first read
     assert sizes[1] < sizes[0]
     for reader in readers:
         with reader:
@@ -324,7 +324,7 @@ def test_a_following_loader_refuses_other_orders_and_epochs(folder):
 @pytest.mark.parametrize("access", ["auto", "h5py"])
 def test_a_reader_shows_what_is_committed(access, folder):
     with start_store(folder) as writer, open_reader(folder, access=access) as reader:
-        assert type(reader) is LiveReader
+        assert type(reader.corpus) is LiveCorpus
         named = reader.fingerprint
         assert named == f"live:{writer.index.live_id}:{B}x{S}:uint16"
         for count in (0, 1, 3, 4, 5, 13):
@@ -346,7 +346,7 @@ def test_a_reader_shows_what_is_committed(access, folder):
             assert copy.refresh() == 13
             assert copy.complete
         assert reader.refresh() == 13
-        assert (reader.complete, reader.fingerprint, reader.sha256) == (True, named, writer.index.sha256)
+        assert (reader.complete, reader.fingerprint, reader.corpus.sha256) == (True, named, writer.index.sha256)
         expect_batches(reader, 13)
     assert expect_store(folder, 13, complete=True) == named
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from contract import random_tokens
 
-from zb_hdf5 import Loader, errors, open_reader, open_stream
+from zb_hdf5 import Loader, errors, open_corpus, open_reader
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.format_row import FormatRow
@@ -43,10 +43,10 @@ def folder(tmp_path, monkeypatch):
 
 def test_it_is_a_stream_with_windows_a_loader_and_states(folder):
     path, tokens = folder
-    with open_stream(path) as stream:
-        np.testing.assert_array_equal(stream.get_slice(900, 1100), tokens[900:1100])
+    with open_corpus(path) as stream:
+        np.testing.assert_array_equal(stream.tokens[900:1100], tokens[900:1100])
     with open_reader(path, batch_size=2, seq_len=50, overlap=1) as reader:
-        assert (reader.backend, reader.layout, reader.num_batches) == ("bare", "stream", 17)
+        assert (reader.corpus.backend, reader.corpus.layout, reader.num_batches) == ("bare", "stream", 17)
         np.testing.assert_array_equal(reader.read_batch(10), [tokens[1000:1051], tokens[1050:1101]])
     options = {"batch_size": 2, "seq_len": 50, "rank": 0, "world_size": 1}
     with Loader(path, **options) as first, Loader(path, **options) as second:

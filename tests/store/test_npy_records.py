@@ -12,7 +12,18 @@ from commandline import one_error, report_of, run_zb
 from contract import is_refused, random_tokens, require_equal, steps_of
 from damage import flip
 
-from zb_hdf5 import Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream, verify_store, write_digests
+from zb_hdf5 import (
+    Loader,
+    MixedLoader,
+    MmapTokenStore,
+    ReadAs,
+    convert,
+    errors,
+    open_corpus,
+    open_reader,
+    verify_store,
+    write_digests,
+)
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.store.verify import Outcome
 
@@ -57,9 +68,14 @@ def test_they_give_the_steps_of_hdf5_files_in_every_order(places):
             require_equal(steps_of(places / path, **options), expected)
     for path, files in (("one.npy", 1), ("in-npy", 3)):
         with open_reader(places / path, batch_size=4) as reader:
-            assert (reader.layout, reader.meta.shape, reader.num_records, reader.rest) == ("batches", (4, 24), 103, 3)
-            assert (reader.backend, reader.access, len(reader.paths)) == ("npy", "auto", files)
-            np.testing.assert_array_equal(reader.get_slice(0, IDS.size), IDS.reshape(-1))
+            assert (reader.corpus.layout, reader.meta.shape, reader.num_records, reader.rest) == (
+                "batches",
+                (4, 24),
+                103,
+                3,
+            )
+            assert (reader.corpus.backend, reader.access, len(reader.corpus.files)) == ("npy", "auto", files)
+            np.testing.assert_array_equal(reader.tokens[0 : IDS.size], IDS.reshape(-1))
             with pickle.loads(pickle.dumps(reader)) as copied:
                 np.testing.assert_array_equal(copied[5], IDS[20:24])
 
@@ -77,9 +93,9 @@ def test_fingerprints_and_states_are_those_of_a_folder_of_hdf5_files(places):
     with open_reader(places / "in-npy", batch_size=4) as reader, open_reader(places / "in-h5", batch_size=4) as same:
         assert reader.fingerprint == same.fingerprint
         assert reader.fingerprint.endswith(":4x24+0")
-        sample = reader.token_fingerprint
+        sample = reader.corpus.fingerprint
     with open_reader(places / "in-npy", batch_size=8) as reader:
-        assert reader.token_fingerprint == sample  # no batch size is in it
+        assert reader.corpus.fingerprint == sample  # no batch size is in it
     for path, other in (("in-npy", "in-h5"), ("in-h5", "in-npy"), ("one.npy", "one.npy")):
         with Loader(places / path, batch_size=4, **ONE_RANK) as loader:
             next(loader)
@@ -108,8 +124,8 @@ def test_each_record_becomes_a_document_of_another_trainer(suffix, target, place
         convert(out, "stream", places / "stream", workers=1)
         out = places / "stream"
     named = {"source_dtype": "uint16"} if target in ("olmo", "bin") else {}
-    with open_stream(out, read_as=ReadAs(**named)) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, len(stream)), IDS.reshape(-1))
+    with open_corpus(out, read_as=ReadAs(**named)) as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : len(stream)], IDS.reshape(-1))
         if target not in ("bin", "olmo"):
             assert stream.document_count == len(IDS)
     is_refused(
@@ -125,9 +141,9 @@ def test_names_tell_splits_and_masks_are_no_ids(tmp_path):
         write(tmp_path / "x" / f"{name}.npy", rows)
     for split, rows in (("train", IDS[:80]), ("val", IDS[80:]), (None, IDS)):
         with open_reader(tmp_path / "x", split=split) as reader:
-            np.testing.assert_array_equal(reader.get_slice(0, rows.size), rows.reshape(-1))
+            np.testing.assert_array_equal(reader.tokens[0 : rows.size], rows.reshape(-1))
     with Loader(tmp_path / "x", batch_size=4, **ONE_RANK) as loader:
-        assert loader.reader.num_records == 80
+        assert loader.batches.num_records == 80
     assert report_of(zb, "info", tmp_path / "x")["splits"].keys() == {"train", "val"}
     write(tmp_path / "x/train/labels.npy", IDS[:40])
     is_refused(errors.FormatError, lambda: open_reader(tmp_path / "x"), match=r"labels.npy: is named as a field")
@@ -179,7 +195,7 @@ def test_digests_are_made_and_compared(name, places):
     for verify in ("auto", "none", "batch", "store"):
         with Loader(path, batch_size=8, **ONE_RANK, read_as=ReadAs(digests=digests), verify=verify) as loader:
             require_equal(list(loader), plain)
-            assert loader.reader.verified == {"batch": "all reads", "store": "store"}.get(verify, "none")
+            assert loader.batches.verified == {"batch": "all reads", "store": "store"}.get(verify, "none")
     file = path if path.is_file() else path / "b.npy"
     flip(file, 200)
     assert "BAD" in run_zb("verify", path, "--digests", digests, code=3).output
@@ -236,7 +252,7 @@ def test_rows_of_one_or_two_tokens_are_records_if_their_axes_are_told(tmp_path):
         path = tmp_path / f"{length}.npy"
         np.save(path, IDS[:, :length])
         with open_reader(path, read_as=ReadAs(axes=AXES)) as reader:
-            np.testing.assert_array_equal(reader.get_slice(0, 103 * length), IDS[:, :length].reshape(-1))
+            np.testing.assert_array_equal(reader.tokens[0 : 103 * length], IDS[:, :length].reshape(-1))
         digests = tmp_path / f"{length}.json"
         how = ReadAs(axes=AXES, digests=digests)
         write_digests(path, digests, read_as=ReadAs(axes=AXES))
@@ -282,7 +298,7 @@ def test_a_file_of_other_records_in_a_folder_is_one_line(places):
 
 def test_records_are_no_stream_and_too_few_are_told(places):
     is_refused(
-        errors.FormatError, lambda: open_stream(places / "in-npy"), match="expected a token stream, found batches"
+        errors.FormatError, lambda: MmapTokenStore(places / "in-npy"), match="expected a token stream, found batches"
     )
     is_refused(
         errors.ArgumentError, lambda: open_reader(places / "in-npy", batch_size=200), match="do not fill one batch"

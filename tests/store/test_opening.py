@@ -12,7 +12,7 @@ from contract import is_refused, random_tokens
 from descriptors import open_files
 from reading import reading
 
-from zb_hdf5 import Loader, MmapTokenStore, ReadAs, convert, errors, open_reader, verify_store
+from zb_hdf5 import Loader, ReadAs, convert, errors, open_corpus, open_reader, verify_store
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 
@@ -28,7 +28,7 @@ def test_the_backend_chooses_the_store_and_states_fit_both(books):
     folder, tokens = books
     for backend, found in (("auto", "hdf5"), ("hdf5", "hdf5"), ("batch", "batch")):
         with open_reader(folder, backend=backend) as reader:
-            assert (reader.backend, reader.path) == (found, folder / found)
+            assert (reader.corpus.backend, reader.path) == (found, folder / found)
             np.testing.assert_array_equal(np.stack(list(reader)), tokens)
     with Loader(folder, backend="batch", **ONE_RANK) as first, Loader(folder, backend="hdf5", **ONE_RANK) as second:
         next(first)
@@ -139,9 +139,9 @@ def corpus(tmp_path):
 def test_the_files_of_the_lesson_open_up_to_their_token_count(corpus):
     folder, expected = corpus
     for path, tokens in ((folder, expected), (folder / "shard-0000.h5", expected[:1000])):
-        with MmapTokenStore(path) as store:
+        with open_corpus(path) as store:
             assert (store.num_tokens, store.has_documents) == (len(tokens), False)
-            np.testing.assert_array_equal(store.get_slice(0, len(tokens)), tokens)
+            np.testing.assert_array_equal(store.tokens[0 : len(tokens)], tokens)
         with open_reader(path, batch_size=2, seq_len=50, verify="store") as reader:
             rows = len(tokens) // 100 * 2
             np.testing.assert_array_equal(np.concatenate(list(reader)), tokens[: rows * 50].reshape(rows, 50))
@@ -168,15 +168,15 @@ def test_damage_to_the_files_of_the_lesson_is_found(damage, corpus):
         return
     assert [report.outcome for report in verify_store(corpus)] == ["verified", "bad"]
     if damage != "token":
-        with pytest.raises(errors.FormatError), MmapTokenStore(corpus) as store:
-            store.get_slice(1000, 1100)
+        with pytest.raises(errors.FormatError), open_corpus(corpus) as store:
+            store.tokens[1000:1100]
 
 
 def test_a_path_of_the_lesson_names_a_file_of_its_folder(corpus):
     corpus, _ = corpus
     index = corpus / "shards.json"
     index.write_text(index.read_text().replace("shard-0001.h5", ".."))
-    is_refused(errors.FormatError, lambda: MmapTokenStore(corpus), match="leaves the folder")
+    is_refused(errors.FormatError, lambda: open_corpus(corpus), match="leaves the folder")
 
 
 @pytest.mark.parametrize("target", ["hdf5", "batch", "npy"])
@@ -216,7 +216,7 @@ def test_stored_batches_have_no_other_shape_than_their_own(dataset, foreign):
     for how, found in (
         ({"seq_len": 32}, "expected seq_len=64, as its batches are stored, found 32"),
         ({"batch_size": 4, "seq_len": 32}, "expected seq_len=64, as its batches are stored, found 32"),
-        ({"overlap": 1}, "is no token stream"),
+        ({"overlap": 1}, "not a token stream"),
     ):
         is_refused(
             errors.ArgumentError, lambda how=how: open_reader(path, read_as=ReadAs(dataset=dataset), **how), match=found

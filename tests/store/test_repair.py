@@ -159,7 +159,7 @@ def test_flipped_tokens_are_found_by_verify_and_dropped_by_repair(seed, data, tm
 def test_a_sector_that_cannot_be_read_costs_its_batch_only(suffix, data, tmp_path, write_file, monkeypatch):
     path, preadv = write_file(tmp_path / f"x{suffix}", data).path, os.preadv
     with zb_hdf5.open_reader(path) as reader:
-        bad = reader.extents.offset(3) + 512
+        bad = reader.corpus.extents.offset(3) + 512
 
     def fail(fd, buffers, offset, *flags):
         if os.readlink(f"/proc/self/fd/{fd}") == str(path) and offset <= bad < offset + memoryview(buffers[0]).nbytes:

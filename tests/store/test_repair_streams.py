@@ -19,7 +19,7 @@ from interrupted import STREAM_WRITER, stopped_before_the_index
 from processes import killed_after, running
 
 from examples import examples
-from zb_hdf5 import HDF5ShardWriter, IncompleteError, MmapTokenStore, ShardIndex, UnavailableError, verify_store
+from zb_hdf5 import HDF5ShardWriter, IncompleteError, ShardIndex, UnavailableError, open_corpus, verify_store
 from zb_hdf5.commands.findings import diagnose
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.spec import DOC_OFFSETS, INDEX_NAME
@@ -43,8 +43,8 @@ def write(path, documents, **options):
 
 
 def content(path):
-    with MmapTokenStore(path) as store:
-        return [store.document(number).tolist() for number in range(store.document_count)]
+    with open_corpus(path) as store:
+        return [store.documents[number].ids.tolist() for number in range(store.document_count)]
 
 
 def flip_chunk(path, number):
@@ -260,8 +260,8 @@ def test_a_repair_that_is_killed_between_two_renames_is_ended_by_the_next(rename
         is_refused(KeyboardInterrupt, lambda: repair_file(tmp_path / "s.h5.partial", overwrite=True))
     repair_file(tmp_path / "s.h5.partial", overwrite=True)
     require_good(path)
-    with MmapTokenStore(path) as store:
-        assert store.documents.document(0).id == "old 2"
+    with open_corpus(path) as store:
+        assert store.documents[0].id == "old 2"
 
 
 def test_a_repair_that_cannot_write_leaves_no_table_open(tmp_path):

@@ -317,9 +317,9 @@ def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["shards.json", "store"]
     assert (index.num_batches, index.meta.shape) == (7, (3, 10))
     with open_reader(store) as reader:
-        assert (reader.backend, reader.sha256) == ("batch", index.sha256)
+        assert (reader.corpus.backend, reader.corpus.sha256) == ("batch", index.sha256)
         assert index.backends == ["batch", "hdf5"]  # that of a reader is the format of its first file
-        assert [shard.num_batches for shard in reader.index.shards] == [2, 3, 2]
+        assert [shard.num_batches for shard in reader.corpus.index.shards] == [2, 3, 2]
         # no advice to open another store: some of its shards are HDF5
         is_refused(errors.BackendError, lambda: reader.read_pieces([0]), match="holds no documents")
     other = replace(index, shards=index.shards[::-1])

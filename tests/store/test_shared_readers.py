@@ -15,9 +15,8 @@ from interpreter import start_program
 from numbered import numbered_batches
 from processes import in_forks, killed_after, output_of, running
 
-from zb_hdf5 import FollowingLoader, HDF5ShardWriter, MmapTokenStore, errors, open_reader, open_stream, open_writer
-from zb_hdf5.formats.h5_reader import HDF5Reader
-from zb_hdf5.formats.windows import Windows
+from zb_hdf5 import FollowingLoader, HDF5ShardWriter, errors, open_corpus, open_reader, open_writer
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.spec import BATCHES
 
 B, S = 2, 8
@@ -144,7 +143,7 @@ def test_a_batch_that_is_not_all_there_is_an_error_and_never_zeros(name, access,
     else:
         write_file(path, stored)
     with open_reader(path, access=access) as reader:
-        reader.num_batches += 2  # as if it had forgotten some of its tokens
+        reader.corpus.num_tokens += 2 * B * S  # as if it had forgotten some of its tokens
         group = np.empty((3, B, S), "<u2")
         uses = [
             lambda: reader.read_batches_into(2, group),
@@ -169,14 +168,12 @@ def test_a_copy_and_a_child_of_a_reader_whose_file_was_renamed_name_the_file_to_
         assert in_forks(lambda: is_told(reader)) == [True]
 
 
-def test_only_the_last_chunk_of_a_stream_is_padded(tmp_path):
-    with HDF5Reader(write_stream(tmp_path / "s.h5", np.arange(1, 20), chunk_tokens=8).path, layout=None) as reader:
-        expected = np.append(np.arange(1, 20), np.zeros(5)).reshape(3, 1, 8)
-        group = np.empty((2, 1, 8), reader.dtype)
-        reader.read_batches_into(1, group)
-        np.testing.assert_array_equal(group, expected[1:])
-        reader.num_batches += 1
-        is_refused(errors.IncompleteError, lambda: reader.read_batches_into(2, group), lambda: reader.read_batch(3))
+def test_the_padding_of_the_last_chunk_of_a_stream_is_never_shown(tmp_path):
+    with HDF5Corpus(write_stream(tmp_path / "s.h5", np.arange(1, 20), chunk_tokens=8).path, layout=None) as corpus:
+        assert (corpus.num_units, corpus.num_tokens) == (3, 19)
+        groups = [(first, chunks.copy()) for first, chunks in corpus.groups()]
+        assert [(first, chunks.shape) for first, chunks in groups] == [(0, (2, 1, 8)), (2, (1, 1, 3))]
+        np.testing.assert_array_equal(np.concatenate([chunks.reshape(-1) for _, chunks in groups]), np.arange(1, 20))
 
 
 @pytest.mark.usefixtures("quick_switches")
@@ -190,13 +187,13 @@ def test_a_shared_reader_of_a_growing_stream_gives_the_tokens_that_were_committe
             assert count >= before, f"{count} tokens after {before}"
             before = count
             start = draw.randrange(count)
-            found = store.get_slice(start, count)
+            found = store.tokens[start:count]
             assert np.array_equal(found, np.arange(start, count)), f"{start} to {count}: found {found}"
 
     with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64, dtype="uint32") as writer:
         writer.write_document(np.arange(64))
         with (
-            MmapTokenStore(tmp_path / "s.h5.partial") as store,
+            open_corpus(tmp_path / "s.h5.partial") as store,
             ThreadPoolExecutor(4, thread_name_prefix="zb-test") as pool,
         ):
             readers = [pool.submit(read_and_refresh, store, seed) for seed in range(4)]
@@ -210,11 +207,11 @@ def test_a_shared_reader_of_a_growing_stream_gives_the_tokens_that_were_committe
 def test_a_stream_that_grows_keeps_its_windows(tmp_path):
     with HDF5ShardWriter(tmp_path / "s.h5", chunk_tokens=64, dtype="uint32") as writer:
         writer.write_document(np.arange(64))
-        with open_stream(tmp_path / "s.h5.partial") as stream:
-            stream.cut(Windows.of(2, 16))
-            assert (len(stream), stream.document_count) == (2, 1)
+        with open_corpus(tmp_path / "s.h5.partial") as stream:
+            windows = stream.batches(2, 16)
+            assert (len(windows), stream.document_count) == (2, 1)
             writer.write_document(np.arange(64, 128))
             assert stream.refresh() == 128
-            assert (len(stream), stream.document_count) == (4, 2)
-            np.testing.assert_array_equal(stream.read_batch(3), np.arange(96, 128).reshape(2, 16))
-            np.testing.assert_array_equal(stream.document(1), np.arange(64, 128))
+            assert (len(windows), stream.document_count) == (4, 2)
+            np.testing.assert_array_equal(windows.read_batch(3), np.arange(96, 128).reshape(2, 16))
+            np.testing.assert_array_equal(stream.documents[1].ids, np.arange(64, 128))

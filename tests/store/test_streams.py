@@ -22,7 +22,7 @@ from processes import running
 from reading import ordered
 
 from examples import examples
-from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_reader, open_stream, open_writer, verify_store
+from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_corpus, open_reader, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
 from zb_hdf5.formats.npy import NpyArrays
 from zb_hdf5.loaders.order import SHUFFLES
@@ -43,8 +43,8 @@ def write_store(folder, parts, splits=(), **options):
 
 
 def tokens_of(path, **options):
-    with open_stream(path, **options) as store:
-        return np.array(store.get_slice(0, store.num_tokens))
+    with open_corpus(path, **options) as store:
+        return np.array(store.tokens[0 : store.num_tokens])
 
 
 def write_npy(folder, parts, dtype="<i8"):
@@ -101,12 +101,12 @@ def test_every_document_is_recovered(lengths, chunk_tokens, boundary, data, tmp_
         for document in documents:
             writer.write_document(document)
     end = [] if boundary < 0 else [boundary]
-    with MmapTokenStore(path) as store:
+    with open_corpus(path) as store:
         assert store.document_count == len(documents)
         for number, document in enumerate(documents):
-            np.testing.assert_array_equal(store.document(number), [*document, *end])
+            np.testing.assert_array_equal(store.documents[number].ids, [*document, *end])
         whole = np.concatenate([np.empty(0, int), *[[*document, *end] for document in documents]])
-        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), whole)
+        np.testing.assert_array_equal(store.tokens[0 : store.num_tokens], whole)
     assert [report.problem for report in verify_store(path)] == [None]
 
 
@@ -147,7 +147,7 @@ def test_a_writer_that_failed_keeps_its_committed_chunks(tmp_path, monkeypatch):
     kept = r"the 3 chunks that were committed before it are in .*s\.h5\.partial"
     is_refused(errors.ConvertError, lambda: writer.write_document([1]), writer.close, match=kept)
     with open_chunks(tmp_path / "s.h5.partial") as reader:
-        assert reader.token_count == 12
+        assert reader.num_tokens == 12
     writer.abort()
     assert list(tmp_path.iterdir()) == []
 
@@ -159,9 +159,9 @@ def test_ids_that_are_there_twice_or_only_sometimes_are_refused(tmp_path):
             with pytest.raises(errors.ConvertError, match="document 1: the "):
                 writer.write_document([3], **wrong)
         writer.write_document([4], id="b")
-    with MmapTokenStore(tmp_path / "s.h5") as store:
-        assert [store.documents.document(number).id for number in range(2)] == ["a", "b"]
-        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), [1, 2, 4])
+    with open_corpus(tmp_path / "s.h5") as store:
+        assert [store.documents[number].id for number in range(2)] == ["a", "b"]
+        np.testing.assert_array_equal(store.tokens[0 : store.num_tokens], [1, 2, 4])
     with HDF5ShardWriter(tmp_path / "t.h5") as writer:
         writer.write_document([1])
         with pytest.raises(errors.ConvertError, match="document 1: the documents before it have no ids, found 'a'"):
@@ -186,12 +186,14 @@ def test_a_killed_writer_keeps_its_committed_chunks(count, tmp_path):
         written = [int(process.stdout.readline()) for _ in range(count)][-1]
         process.kill()
     assert not (tmp_path / "s.h5").exists()
-    with MmapTokenStore(tmp_path / "s.h5.partial") as store:
+    with open_corpus(tmp_path / "s.h5.partial") as store:
         assert store.num_tokens >= written // 512 * 512
         assert store.access == "h5py"
-        np.testing.assert_array_equal(store.get_slice(0, store.num_tokens), np.arange(store.num_tokens) % 60000)
+        np.testing.assert_array_equal(store.tokens[0 : store.num_tokens], np.arange(store.num_tokens) % 60000)
         for number in range(store.document_count):
-            np.testing.assert_array_equal(store.document(number), np.arange(number * 100, number * 100 + 100) % 60000)
+            np.testing.assert_array_equal(
+                store.documents[number].ids, np.arange(number * 100, number * 100 + 100) % 60000
+            )
     result = run_zb("verify", tmp_path / "s.h5.partial")
     assert (result.exit_code, "has not finished" in result.stdout) == (4, True)
 
@@ -201,12 +203,12 @@ def test_documents_that_a_killed_writer_was_ahead_with_are_not_there(tmp_path):
     with h5py.File(tmp_path / "s.h5", "r+") as h5:  # killed between its two counts of a commit
         for name, value in {"complete": 0, "token_count": 4500}.items():
             h5["tokens"].attrs.modify(name, value)
-    with MmapTokenStore(tmp_path / "s.h5") as store:
+    with open_corpus(tmp_path / "s.h5") as store:
         assert store.document_count == len(store.documents) == 7
         assert store.doc_offsets.tolist() == store.documents.offsets.tolist() == np.cumsum([0, *LENGTHS[:7]]).tolist()
         assert store.documents.number_of([0, 4299, 4300]).tolist() == [1, 6, -1]
-        assert store.documents.document(6).length == 2000
-        is_refused(errors.BatchIndexError, lambda: store.document(7), match="it has 7")
+        assert store.documents[6].length == 2000
+        is_refused(errors.BatchIndexError, lambda: store.documents[7].ids, match="it has 7")
 
 
 @pytest.mark.parametrize("places", [[1, 7], [0, 60], [0, 3], [0, 1 << 63]])
@@ -220,7 +222,7 @@ def test_documents_that_do_not_lie_in_the_tokens_are_damage(places, tmp_path, mo
     for few in (0, 10):
         monkeypatch.setattr("zb_hdf5.store.store_documents.FEW_DOCUMENTS", few)
         with open_reader(tmp_path, batch_size=1, seq_len=5) as reader:
-            for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.documents.offsets):
+            for read in (lambda: reader.read_pieces(np.arange(2)), lambda: reader.corpus.documents.offsets):
                 is_refused(errors.FormatError, read, match=r"0\.h5: expected doc_offsets that ascend from 0 to 7")
 
 
@@ -233,14 +235,13 @@ def test_a_full_disk_is_one_error(mount_disk):
 
 # --- slices ----------------------------------------------------------------------------------------------------
 def test_any_slice_is_that_of_the_array(stream):
-    with MmapTokenStore(stream) as store:
+    with open_corpus(stream) as store:
         assert (store.num_tokens, len(store)) == (5000, 5000)
         edges = (0, 1, 255, 257, 699, 700, 3001, 4999, 5000)
         for start, stop in ((start, stop) for start in edges for stop in edges if start <= stop):
-            np.testing.assert_array_equal(store.get_slice(start, stop), TOKENS[start:stop])
-        for start, stop in [(-1, 3), (0, 5001), (4, 3)]:
-            with pytest.raises(errors.BatchIndexError):
-                store.get_slice(start, stop)
+            np.testing.assert_array_equal(store.tokens[start:stop], TOKENS[start:stop])
+        for start, stop in [(-1, 3), (-3, None), (0, 5001), (6000, 7000), (4, 3), (None, -4990)]:
+            np.testing.assert_array_equal(store.tokens[start:stop], TOKENS[start:stop])
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +252,7 @@ def three_shards(tmp_path_factory):
 @given(starts=st.lists(st.integers(0, 4900), min_size=1, max_size=20), length=st.integers(1, 100))
 def test_any_windows_are_those_of_the_array(starts, length, three_shards):
     for access in ("mmap", "pread", "h5py"):
-        with MmapTokenStore(three_shards, access=access) as store:
+        with open_corpus(three_shards, access=access) as store:
             out = np.empty((len(starts), length), store.dtype)
             store.tokens.gather(np.array(starts), out)
             np.testing.assert_array_equal(out, [TOKENS[start : start + length] for start in starts])
@@ -261,28 +262,28 @@ def test_any_windows_are_those_of_the_array(starts, length, three_shards):
 def test_a_store_of_many_files_keeps_few_of_them_open(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 6)
     folder = write_npy(tmp_path / "folder", np.split(TOKENS, 50))
-    with MmapTokenStore(folder) as store:
+    with open_corpus(folder) as store:
         for _ in range(2):
-            np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+            np.testing.assert_array_equal(store.tokens[0:5000], TOKENS)
         assert sum(name.endswith(".npy") for name in open_files().values()) <= 6  # a mapping has one too
     folder = write_store(tmp_path / "store", np.split(TOKENS, 25))
     counts = []
     opened = StreamDocuments.open
     monkeypatch.setattr(StreamDocuments, "open", lambda *args: counts.append(len(open_files())) or opened(*args))
-    with MmapTokenStore(folder) as store:
+    with open_corpus(folder) as store:
         assert store.doc_offsets[-1] == 5000
     assert max(counts) - counts[0] <= 6
 
 
 @pytest.mark.thin
 def test_a_store_survives_pickle_and_fork(stream):
-    with MmapTokenStore(stream) as store:
-        np.testing.assert_array_equal(store.get_slice(5, 9), TOKENS[5:9])
+    with open_corpus(stream) as store:
+        np.testing.assert_array_equal(store.tokens[5:9], TOKENS[5:9])
         copy = pickle.loads(pickle.dumps(store))
-        np.testing.assert_array_equal(copy.get_slice(600, 3100), TOKENS[600:3100])
+        np.testing.assert_array_equal(copy.tokens[600:3100], TOKENS[600:3100])
         copy.close()
         with get_context("spawn").Pool(1) as pool:
-            np.testing.assert_array_equal(pool.apply(store.get_slice, (600, 3100)), TOKENS[600:3100])
+            np.testing.assert_array_equal(pool.apply(store.tokens.__getitem__, (slice(600, 3100),)), TOKENS[600:3100])
 
 
 def test_splits_are_read_apart(two_shards):
@@ -292,14 +293,14 @@ def test_splits_are_read_apart(two_shards):
         np.testing.assert_array_equal(next(iter(loader))[0], TOKENS[3000:3010])
     for path, split in ((two_shards, "test"), (two_shards / "shard-00000.h5", "val")):
         with pytest.raises(errors.ArgumentError, match="split"):
-            MmapTokenStore(path, split=split)
+            open_corpus(path, split=split)
 
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros(3, "S1")])
 def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
     np.save(tmp_path / "a.npy", array)
     told = "expected an array of integers of one axis or two"
-    is_refused(errors.ZbError, lambda: MmapTokenStore(tmp_path / "a.npy"), match=told)
+    is_refused(errors.ZbError, lambda: open_corpus(tmp_path / "a.npy"), match=told)
     for path in (tmp_path, tmp_path / "a.npy"):
         is_refused(errors.ZbError, lambda path=path: Loader(path), match=told)
 
@@ -307,6 +308,8 @@ def test_an_npy_file_of_another_kind_is_told(array, tmp_path):
 def test_records_of_an_npy_file_are_no_stream(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 3), int))
     is_refused(errors.FormatError, lambda: MmapTokenStore(tmp_path / "a.npy"), match="expected a token stream, found b")
+    with open_corpus(tmp_path / "a.npy") as corpus:
+        assert (corpus.is_stream, corpus.windows) == (False, (1, 3, 3))
 
 
 # --- windows as a reader ---------------------------------------------------------------------------------------
@@ -389,7 +392,7 @@ def test_a_stream_needs_a_shape_and_a_store_has_one(tmp_path, tokens, write_file
     with pytest.raises(errors.ArgumentError, match="5,000 tokens do not fill one batch of 1 x 5,000 and 1 more"):
         Loader(tmp_path / "s.h5", batch_size=1, seq_len=5000, targets=True)
     write_file(tmp_path / "b.h5", tokens)
-    with pytest.raises(errors.ArgumentError, match="is no token stream"):
+    with pytest.raises(errors.ArgumentError, match="not a token stream"):
         open_reader(tmp_path / "b.h5", batch_size=1, seq_len=5)
     with open_reader(tmp_path / "s.h5", batch_size=1, seq_len=5, overlap=1) as reader:
         short = np.empty((1, 3), reader.dtype)
@@ -422,12 +425,12 @@ def test_a_fingerprint_opens_some_of_many_files_and_counts_the_tokens_of_all(tmp
     folder = write_npy(tmp_path / "folder", [np.full(20 + number % 3, number) for number in range(500)])
     opened, real = [], NpyArrays.open
     monkeypatch.setattr(NpyArrays, "open", lambda self, found, *a: opened.append(found.path) or real(self, found, *a))
-    with MmapTokenStore(folder) as store:
+    with open_corpus(folder) as store:
         first = store.fingerprint
         assert {folder / "000.npy", folder / "499.npy"} <= set(opened)
         assert len(opened) <= 100
     np.save(folder / "251.npy", np.full(40, 251))  # another size, in a file that is not looked into
-    with MmapTokenStore(folder) as store:
+    with open_corpus(folder) as store:
         assert store.fingerprint != first
 
 
@@ -463,14 +466,14 @@ def test_too_few_tokens_and_windows_that_cannot_be_are_refused(tmp_path, three_s
     is_refused(errors.ArgumentError, lambda: DatasetLoader(2, 5, 0, 1, folder))
     (tmp_path / "empty").mkdir()
     is_refused(errors.FormatError, lambda: DatasetLoader(2, 5, 0, 1, tmp_path / "empty"), match=r"no \.npy files")
-    with MmapTokenStore(three_shards) as store:
+    with open_corpus(three_shards) as store:
         for window, options in ((5000, {}), (10, {"order": "sorted"})):
             with pytest.raises(errors.ArgumentError):
                 SlidingWindowDataloader(store, window, 1, **options)
 
 
 def test_sliding_windows_cover_an_epoch_once(stream):
-    with MmapTokenStore(stream) as store:
+    with open_corpus(stream) as store:
         batches = list(SlidingWindowDataloader(store, 33, 4, seed=9))
         assert len(batches) == len(SlidingWindowDataloader(store, 33, 4)) == 4999 // 33 // 4
         for inputs, targets in batches:
@@ -509,19 +512,18 @@ def test_verify_finds_the_first_bad_chunk_of_each_split_alone(two_shards):
             open_reader(two_shards, batch_size=2, seq_len=9, split=split, verify="store")
 
 
-@pytest.mark.parametrize("opened", [open_stream, MmapTokenStore])
-def test_a_stream_that_asks_for_all_digests_gets_them(opened, two_shards):
-    with opened(two_shards, verify="store") as store:
+def test_a_stream_that_asks_for_all_digests_gets_them(two_shards):
+    with open_corpus(two_shards, verify="store") as store:
         assert store.verified == "store"
     flip_stored(two_shards / "shard-00001.h5", TOKENS[3600:3650].astype("<u2"))
-    with opened(two_shards, verify="store", split="train") as store:
+    with open_corpus(two_shards, verify="store", split="train") as store:
         assert len(store) == 3000
     for split in (None, "val"):
         with pytest.raises(errors.ChecksumError, match=r"shard-00001.h5: chunk 2 is the first bad one"):
-            opened(two_shards, verify="store", split=split)
+            open_corpus(two_shards, verify="store", split=split)
     for wrong in ({"verify": "all"}, {"access": "disk"}):
         with pytest.raises(errors.ArgumentError, match=f"{next(iter(wrong))} must be one of"):
-            opened(two_shards, **wrong)
+            open_corpus(two_shards, **wrong)
 
 
 @pytest.mark.parametrize("name", ["crc32", "doc_offsets"])
@@ -548,8 +550,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(seed, tmp_path):
     except errors.ZbError as error:
         problem = error
     if problem is None:
-        with MmapTokenStore(tmp_path / "s.h5") as store:
-            np.testing.assert_array_equal(store.get_slice(0, 5000), TOKENS)
+        with open_corpus(tmp_path / "s.h5") as store:
+            np.testing.assert_array_equal(store.tokens[0:5000], TOKENS)
             np.testing.assert_array_equal(store.doc_offsets, [0, *np.cumsum(LENGTHS)])
 
 
@@ -566,12 +568,12 @@ def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, mo
     for access in ("auto", "mmap", "pread"):
         with monkeypatch.context() as patch:
             patch.setattr("zb_hdf5.formats.inspection.look_at", None)
-            with MmapTokenStore(folder, access=access) as store:
+            with open_corpus(folder, access=access) as store:
                 for start in (4999, 2990):  # the last chunk of a shard holds fewer tokens
-                    np.testing.assert_array_equal(store.get_slice(start, 5000), TOKENS[start:])
+                    np.testing.assert_array_equal(store.tokens[start:5000], TOKENS[start:])
                 again = pickle.loads(pickle.dumps(store))
             with again:
-                np.testing.assert_array_equal(again.get_slice(0, 5000), TOKENS)
+                np.testing.assert_array_equal(again.tokens[0:5000], TOKENS)
 
 
 @pytest.mark.parametrize("access", ["auto", "h5py"])
@@ -579,19 +581,19 @@ def test_a_shard_of_other_tokens_or_a_damaged_chunk_is_told_at_the_first_read(ac
     folder = write_store(tmp_path / "store", np.split(TOKENS, [3000]))
     (folder / "shard-00001.h5").unlink()
     write(folder / "shard-00001.h5", TOKENS[:10])
-    with MmapTokenStore(folder, access=access) as store:
-        is_refused(errors.FormatError, lambda: store.get_slice(0, 5000), match="its index has num_batches 8,")
+    with open_corpus(folder, access=access) as store:
+        is_refused(errors.FormatError, lambda: store.tokens[0:5000], match="its index has num_batches 8,")
     (folder / "shard-00001.h5").unlink()
-    is_refused(errors.FormatError, lambda: MmapTokenStore(folder), match="not there")
+    is_refused(errors.FormatError, lambda: open_corpus(folder), match="not there")
     write(folder / "shard-00001.h5", TOKENS[3000:] + 1)
     with h5py.File(folder / "shard-00000.h5", "r+") as h5:
         h5["tokens"][2900] += 1
-    with MmapTokenStore(folder, access=access) as store:
+    with open_corpus(folder, access=access) as store:
         with pytest.raises(errors.ChecksumError, match=r"shard-00000\.h5: chunk 11: expected crc32"):
-            store.get_slice(2817, 2818)
+            store.tokens[2817:2818]
         with pytest.raises(errors.FormatError, match=r"shard-00001\.h5: its index has sha256"):
-            store.get_slice(3000, 5000)
-        np.testing.assert_array_equal(store.get_slice(0, 2816), TOKENS[:2816])  # of a chunk that is whole
+            store.tokens[3000:5000]
+        np.testing.assert_array_equal(store.tokens[0:2816], TOKENS[:2816])  # of a chunk that is whole
 
 
 @examples(20)
@@ -604,12 +606,12 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
     with HDF5ShardWriter(folder / "s.h5", chunk_tokens=2048) as writer:
         for part in np.split(tokens, [5000, 40_000, 90_000]):
             writer.write_documents(part, [1] * len(part))
-    with MmapTokenStore(folder / "s.h5") as mapped, MmapTokenStore(folder / "s.h5", access="pread") as slow:
+    with open_corpus(folder / "s.h5") as mapped, open_corpus(folder / "s.h5", access="pread") as slow:
         assert len(mapped.tokens.open_file(0, 0).extents.runs) > 1
         assert mapped.tokens.look([0]), "it was written just now"
         assert mapped.tokens.flat() is not None
         assert slow.tokens.flat() is None
-        np.testing.assert_array_equal(mapped.get_slice(0, len(tokens)), tokens)
+        np.testing.assert_array_equal(mapped.tokens[0 : len(tokens)], tokens)
         length = data.draw(st.sampled_from([1, 512, 513, 2048, 50_000]))
         starts = np.array(data.draw(st.lists(st.integers(0, len(tokens) - length), min_size=1, max_size=40)))
         for store in (mapped, slow, pickle.loads(pickle.dumps(mapped))):
@@ -617,16 +619,16 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
             store.tokens.gather(starts, out)
             np.testing.assert_array_equal(out, tokens[starts[:, None] + np.arange(length)])
             start = int(starts[0])
-            np.testing.assert_array_equal(store.get_slice(start, start + length), tokens[start : start + length])
+            np.testing.assert_array_equal(store.tokens[start : start + length], tokens[start : start + length])
 
 
 def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
     write(tmp_path / "s.h5", np.arange(120_000) % 60_000, [1] * 120_000, chunk_tokens=2048)
-    with MmapTokenStore(tmp_path / "s.h5") as store:
+    with open_corpus(tmp_path / "s.h5") as store:
         assert len(store.tokens.open_file(0, 0).extents.runs) > 1
-        store.get_slice(0, 10)
+        store.tokens[0:10]
         os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
-        is_refused(errors.IncompleteError, lambda: store.get_slice(0, 10), match="cut short")
+        is_refused(errors.IncompleteError, lambda: store.tokens[0:10], match="cut short")
 
 
 @pytest.mark.parametrize("name", ["stream.h5", "stream.npy", "folder"])
@@ -659,4 +661,4 @@ def test_batches_with_padding_between_them_are_announced_together(tmp_path, monk
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: announced.append((offset, length)))
     with open_reader(tmp_path / "x.batch") as reader:
         reader.will_need(2, 16)
-        assert announced == [(4096 + 2 * reader.padded_batch_bytes, 15 * reader.padded_batch_bytes + 16_000)]
+        assert announced == [(4096 + 2 * reader.meta.padded_batch_bytes, 15 * reader.meta.padded_batch_bytes + 16_000)]

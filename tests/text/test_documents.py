@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ConvertError, FormatError, UnavailableError
 from zb_hdf5.console import message_of
-from zb_hdf5.text import corpus, document_file, json_lines
-from zb_hdf5.text.corpus import FILE_KINDS, open_documents
+from zb_hdf5.text import document_file, json_lines, text_corpus
 from zb_hdf5.text.dropped import Dropped, Reason
 from zb_hdf5.text.json_lines import JsonLinesFile
 from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.plain_text import PlainTextFile
+from zb_hdf5.text.text_corpus import FILE_KINDS, open_documents
 from zb_hdf5.trainers.id_tables import JsonLinesIds, Wanted
 
 
@@ -220,7 +220,7 @@ def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, m
     others = b'{"other": ""}\n' * 1500
     path.write_bytes(others + b'{"text": "one"}\n')
     assert read(*open_documents([path]))[0] == ["one"]
-    monkeypatch.setattr(corpus, "SAMPLE_BYTES", 15_000)
+    monkeypatch.setattr(text_corpus, "SAMPLE_BYTES", 15_000)
     is_refused(
         ConvertError, lambda: open_documents([path]), match=r": no key 'text' in the first lines of 1 file; pass"
     )

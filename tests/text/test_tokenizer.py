@@ -20,7 +20,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.text import tokenizers
 from zb_hdf5.text.byte_pairs import _merged_below, byte_characters
-from zb_hdf5.text.corpus import open_documents
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import load_tokenizer, require_tokenizer
 from zb_hdf5.text.training import _ranks as ranks_of
 from zb_hdf5.text.training import train_tokenizer

@@ -13,8 +13,8 @@ from zb_hdf5 import (
     DocumentLoader,
     Loader,
     convert,
+    open_corpus,
     open_reader,
-    open_stream,
     verify_store,
     write_digests,
 )
@@ -94,10 +94,10 @@ def test_streams_and_document_loaders_read_the_split(corpus):
     options = reading(names)
     if "seq_len" not in shape_of(folder):
         pytest.skip("records are no stream")
-    with open_stream(folder, split="val", **options) as stream:
-        assert stream.get_slice(0, 40).tolist() == ids_of(2).tolist()
+    with open_corpus(folder, split="val", **options) as stream:
+        assert stream.tokens[0:40].tolist() == ids_of(2).tolist()
         assert stream.refresh() == 40
-    with open_stream(folder, **options) as stream:
+    with open_corpus(folder, **options) as stream:
         assert stream.num_tokens == TOKENS["train"]
     loader = DocumentLoader(folder, split="val", collate="pad", batch_size=1, drop_last=False, **options)
     with loader:
@@ -155,7 +155,7 @@ def test_names_that_contradict_each_other_are_refused_with_the_lines_to_type(tmp
     with pytest.raises(ArgumentError, match=r"train_val_0.npy: expected a name of one split, found train and val: "):
         Loader(folder, **SHAPE)
     with Loader(folder, split="all", **SHAPE) as loader:
-        assert loader.reader.num_tokens == 80
+        assert loader.batches.corpus.num_tokens == 80
     failed = run_zb("info", folder)
     assert failed.exit_code == 2
     assert failed.stderr.rstrip().endswith(
@@ -174,11 +174,11 @@ def test_a_folder_of_one_split_is_just_that(tmp_path, capfd):
         write_npy(folder / name, ids_of(2))
     for split in ("auto", "val", "dev", None):
         with Loader(folder, split=split, **SHAPE) as loader:
-            assert loader.reader.num_tokens == 80
+            assert loader.batches.corpus.num_tokens == 80
     with pytest.raises(ArgumentError, match=r"expected a split that its files have \(val\), found 'train'"):
         Loader(folder, split="train", **SHAPE)
     with Loader(folder / "val_0.npy", split="val", **SHAPE) as loader:
-        assert loader.reader.num_tokens == 40
+        assert loader.batches.corpus.num_tokens == 40
     assert not capfd.readouterr().err
 
 

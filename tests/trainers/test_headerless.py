@@ -23,8 +23,8 @@ from zb_hdf5 import (
     ReadAs,
     convert,
     errors,
+    open_corpus,
     open_reader,
-    open_stream,
     verify_store,
     write_digests,
 )
@@ -44,8 +44,8 @@ def truth_of(folder):
 
 
 def ids_of(path, **how):
-    with open_stream(path, **how) as stream:
-        return np.array(stream.get_slice(0, stream.num_tokens))
+    with open_corpus(path, **how) as stream:
+        return np.array(stream.tokens[0 : stream.num_tokens])
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def test_files_of_a_folder_are_one_stream(tmp_path):
     for number, part in enumerate(np.split(IDS, [1000, 1001])):
         (tmp_path / f"part_{number}.bin").write_bytes(b"head" + part.astype("<u4").tobytes())
     how = reading({"source_dtype": "uint32", "skip_bytes": 4})
-    with open_stream(tmp_path, **how) as stream:
+    with open_corpus(tmp_path, **how) as stream:
         assert not stream.has_documents
         assert stream.doc_offsets.tolist() == [0, 1000, 1001, 3000]
         again = pickle.loads(pickle.dumps(stream))
-        np.testing.assert_array_equal(again.get_slice(0, 3000), IDS)
+        np.testing.assert_array_equal(again.tokens[0:3000], IDS)
         again.close()
         (tmp_path / "part_3.bin").write_bytes(b"head" + IDS.astype("<u4").tobytes())
         assert stream.refresh() == 6000
@@ -132,7 +132,7 @@ def test_a_file_without_a_header_is_never_guessed(name, tmp_path):
     IDS.astype("<u2").tofile(path)
     for where in (path, path.parent):
         words = r"found another file; .* pass their dtype to ReadAs or convert, such as source_dtype='uint16'$"
-        for opened in (open_stream, lambda it: Loader(it, **SHAPE), lambda it: open_reader(it, **SHAPE)):
+        for opened in (open_corpus, lambda it: Loader(it, **SHAPE), lambda it: open_reader(it, **SHAPE)):
             is_refused(errors.FormatError, lambda opened=opened, where=where: opened(where), match=f"{name}: .*{words}")
         for command in (("info",), ("show", "--batch", 0), ("verify",)):
             message = one_error(run_zb(command[0], where, *command[1:]))
@@ -153,7 +153,7 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
         words = rf"source_dtype is for files without a header, found {name!r}: leave it out"
         is_refused(
             errors.ArgumentError,
-            lambda path=path: open_stream(path, read_as=ReadAs(source_dtype="uint16")),
+            lambda path=path: open_corpus(path, read_as=ReadAs(source_dtype="uint16")),
             match=words,
         )
         message = one_error(run_zb("info", path, "--source-dtype", "uint16"))
@@ -161,13 +161,13 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
     shutil.copy(GOLDEN / "bin/gpt2/part_train_000001.bin", tmp_path / "tokens.dat")  # whatever its suffix is
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "tokens.dat", read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path / "tokens.dat", read_as=ReadAs(source_dtype="uint16")),
         match="'bin'",
     )
     shutil.copy(tmp_path / "a.npy", tmp_path / "array.dat")
     is_refused(
         errors.ArgumentError,
-        lambda: open_stream(tmp_path / "array.dat", read_as=ReadAs(source_dtype="uint16")),
+        lambda: open_corpus(tmp_path / "array.dat", read_as=ReadAs(source_dtype="uint16")),
         match="'npy'",
     )
 
@@ -184,15 +184,15 @@ def test_a_dtype_is_refused_where_a_header_has_it(tmp_path):
 ])  # fmt: skip
 def test_other_values_are_refused(how, kind, words, train):
     if kind is None:
-        assert open_stream(train, **reading(how)).num_tokens == 750
+        assert open_corpus(train, **reading(how)).num_tokens == 750
         return
-    is_refused(kind, lambda: open_stream(train, **reading(how)), match=words)
+    is_refused(kind, lambda: open_corpus(train, **reading(how)), match=words)
 
 
 def test_a_backend_is_of_headerless_files_only(train):
     for name in ("bin", "olmo"):
         with open_reader(train, backend=name, read_as=ReadAs(source_dtype="uint16"), **SHAPE) as reader:
-            assert reader.backend == name
+            assert reader.corpus.backend == name
     is_refused(
         errors.BackendError,
         lambda: open_reader(train, backend="megatron", read_as=ReadAs(source_dtype="uint16"), **SHAPE),
@@ -207,7 +207,7 @@ def test_a_header_counts_no_more_than_its_int32(tmp_path):
     with open(path, "wb") as file:
         file.write(head.tobytes())
         file.truncate(LLMC_HEADER_BYTES + 2 * (MAX_TOKENS + 1))
-    is_refused(errors.FormatError, lambda: open_stream(path), match="at most 2,147,483,647 ids")
+    is_refused(errors.FormatError, lambda: open_corpus(path), match="at most 2,147,483,647 ids")
 
 
 # --- the documents of OLMo -------------------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ def olmo(tmp_path):
 def test_documents_are_those_that_were_written(name):
     folder = GOLDEN / "olmo" / name
     lengths = truth_of(folder)["lengths"]
-    with open_stream(folder, read_as=ReadAs(source_dtype=name)) as stream:
+    with open_corpus(folder, read_as=ReadAs(source_dtype=name)) as stream:
         assert stream.has_documents
         assert np.diff(stream.doc_offsets).tolist() == lengths
-        assert stream.document(2).tolist() == stream.get_slice(6, 136).tolist()
+        assert stream.documents[2].ids.tolist() == stream.tokens[6:136].tolist()
     facts = report_of(zb, "info", folder, "--source-dtype", name)
     assert facts["documents"] == len(lengths)
 
@@ -234,7 +234,7 @@ def test_documents_are_those_that_were_written(name):
 def test_without_its_list_a_file_has_no_documents(olmo, tmp_path):
     shutil.copy(olmo, olmo.with_name("part-1-00000.npy"))  # one of two has no list
     for where in (olmo.parent, olmo.with_name("part-1-00000.npy")):
-        with open_stream(where, read_as=ReadAs(source_dtype="uint16")) as stream:
+        with open_corpus(where, read_as=ReadAs(source_dtype="uint16")) as stream:
             assert not stream.has_documents
         assert report_of(zb, "info", where, "--source-dtype", "uint16")["documents"] is None
         words = r"in part-1-00000\.npy, which has no \.csv\.gz beside it: pass boundary_token_id"
@@ -258,8 +258,8 @@ def test_raw_ids_of_a_folder_become_records_or_documents(olmo, tmp_path):
     np.testing.assert_array_equal(found, np.concatenate([ids] * 2)[: len(found)])  # a record crosses the files
     assert len(found) == 2 * len(ids) // 128 * 128
     convert(olmo.parent, "stream", tmp_path / "stream", boundary_token_id=50_256, **names)
-    with open_stream(tmp_path / "stream") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 2 * len(ids)), np.concatenate([ids, ids]))
+    with open_corpus(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : 2 * len(ids)], np.concatenate([ids, ids]))
         expected = 2 * (np.count_nonzero(ids == 50_256) + (ids[-1] != 50_256))
         assert stream.document_count == expected
     (tmp_path / "empty").mkdir()
@@ -297,7 +297,7 @@ def test_a_damaged_list_of_documents_is_one_message_where_documents_are_asked_fo
     read_as = ReadAs(**names)
     with Loader(olmo, read_as=read_as, **SHAPE, **ONE_RANK, prefetch=0) as loader:
         next(iter(loader))
-    stream = open_stream(olmo, read_as=read_as)
+    stream = open_corpus(olmo, read_as=read_as)
     for ask in (
         lambda: stream.document_count,
         lambda: stream.doc_offsets,
@@ -325,14 +325,14 @@ def test_the_list_of_documents_is_read_when_documents_are_asked_for(olmo):
             next(iter(loader))
         with open_reader(olmo.parent, **names, **SHAPE) as reader:
             reader[0]
-            assert reader.has_documents
+            assert reader.corpus.has_documents
             pickle.loads(pickle.dumps(reader)).close()
-        with open_stream(olmo.parent, **names) as stream:
+        with open_corpus(olmo.parent, **names) as stream:
             assert stream.has_documents
             assert stream.refresh() == stream.num_tokens
-            assert len(stream.get_slice(0, 20_000)) == 20_000
+            assert len(stream.tokens[0:20_000]) == 20_000
     assert [name for name in opens if name.endswith(".csv.gz")] == []
-    with open_stream(olmo.parent, **names) as stream:
+    with open_corpus(olmo.parent, **names) as stream:
         with counted_opens(olmo.parent) as opens:
             assert stream.document_count == 120
         assert opens.keys() >= {"part-0-00000.csv.gz", "part-1-00000.csv.gz"}
@@ -340,8 +340,8 @@ def test_the_list_of_documents_is_read_when_documents_are_asked_for(olmo):
             assert (stream.document_count, copy.document_count) == (120, 120)
         assert opens == {}
         with open_reader(olmo.parent, **names, **SHAPE) as reader:
-            assert reader.document_count == len(reader.documents) == 120
-    with open_stream(olmo.parent, **names) as stream:
+            assert reader.corpus.document_count == len(reader.corpus.documents) == 120
+    with open_corpus(olmo.parent, **names) as stream:
         olmo.with_suffix(".csv.gz").unlink()
         is_refused(errors.FormatError, lambda: stream.document_count, match="expected the file of its documents")
         is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected the file of its documents")
@@ -377,7 +377,7 @@ def test_documents_of_olmo_are_kept_and_packed(tmp_path):
     folder = GOLDEN / "olmo" / "uint16"
     names = {"source_dtype": "uint16", "workers": 1}
     convert(folder, "stream", tmp_path / "stream", **names)
-    with open_stream(tmp_path / "stream") as stream:
+    with open_corpus(tmp_path / "stream") as stream:
         assert np.diff(stream.doc_offsets).tolist() == truth_of(folder)["lengths"]
     how = {"seq_len": 64, "batch_size": 4, "packing": "best-fit"}
     report = convert(folder, "hdf5", tmp_path / "rows", **how, **names)
@@ -391,8 +391,8 @@ def test_documents_of_olmo_are_kept_and_packed(tmp_path):
 
 def test_a_boundary_token_cuts_documents(train, tmp_path):
     convert(train, "stream", tmp_path / "stream", boundary_token_id=7, source_dtype="uint16", workers=1)
-    with open_stream(tmp_path / "stream") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 3000), IDS)
+    with open_corpus(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.tokens[0:3000], IDS)
         assert stream.document_count == np.count_nonzero(IDS == 7) + (IDS[-1] != 7)
 
 

@@ -21,8 +21,8 @@ from zb_hdf5 import (
     FormatError,
     IncompleteError,
     convert,
+    open_corpus,
     open_reader,
-    open_stream,
 )
 from zb_hdf5.errors import NotFoundError
 from zb_hdf5.formats import id_source
@@ -399,11 +399,11 @@ def test_documents_fields_and_ids_are_kept_by_any_number_of_workers(tmp_path):
         out = tmp_path / str(workers)
         convert(HF / "saved", "stream", out, id_column="url", vocab_size=50_257, workers=workers)
     assert (tmp_path / "1" / "shards.json").read_bytes() == (tmp_path / "2" / "shards.json").read_bytes()
-    with open_stream(tmp_path / "1") as stream:
-        documents = [stream.document(k).tolist() for k in range(60)]
-        labels = stream.field("labels").get_slice(0, stream.num_tokens).tolist()
-        place = stream.documents.document(40)
-        assert (stream.dtype, stream.vocab_size) == (np.uint16, 50_257)
+    with open_corpus(tmp_path / "1") as stream:
+        documents = [stream.documents[k].ids.tolist() for k in range(60)]
+        labels = stream.field("labels").tokens[0 : stream.num_tokens].tolist()
+        place = stream.documents[40]
+        assert (stream.dtype, stream.meta.vocab_size) == (np.uint16, 50_257)
     assert labels == [label for each in labels_of(documents) for label in each]
     assert (place.id, place.source) == ("https://example.org/40", str(HF / "saved" / "data-00001-of-00002.arrow"))
 
@@ -428,7 +428,7 @@ def test_a_conversion_is_resumed_and_holds_out(tmp_path):
     is_refused(Stops, lambda: convert(path, "stream", tmp_path / "out", engine=Failing(2), **how))
     report = convert(path, "stream", tmp_path / "out", resume=True, workers=1, **how)
     assert (report.kept.shards, report.counts.documents) == (2, 40)
-    with open_stream(tmp_path / "out", split="val") as held:
+    with open_corpus(tmp_path / "out", split="val") as held:
         assert 0 < held.document_count < 20
 
 
@@ -459,8 +459,8 @@ def test_a_column_of_targets_that_is_no_field_is_refused(name, kind, tmp_path):
         match=f"column '{name}': expected lists of one number for each id, found .*name the columns of values",
     )
     convert(path, "stream", tmp_path / "s.h5", field_columns=(), **how)
-    with open_stream(tmp_path / "s.h5") as stream:
-        assert stream.get_slice(0, stream.num_tokens).tolist() == [token for row in ROWS for token in row]
+    with open_corpus(tmp_path / "s.h5") as stream:
+        assert stream.tokens[0 : stream.num_tokens].tolist() == [token for row in ROWS for token in row]
 
 
 def test_labels_of_doubles_train(tmp_path):
@@ -479,10 +479,10 @@ def test_pandas_is_not_imported(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet")
     program = """
 import sys
-from zb_hdf5 import convert, open_stream
+from zb_hdf5 import convert, open_corpus
 convert("a.parquet", "stream", "stream", workers=1)
-with open_stream("stream") as stream:
-    print(stream.get_slice(0, 11).tolist(), [field.dtype.name for field in stream.fields], "pandas" in sys.modules)
+with open_corpus("stream") as stream:
+    print(stream.tokens[0:11].tolist(), [field.dtype.name for field in stream.fields], "pandas" in sys.modules)
 """
     done = run_program(program, folder=tmp_path)
     assert (done.stdout, done.stderr) == (f"{[*range(1, 12)]} ['bool'] False\n", "")

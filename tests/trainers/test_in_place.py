@@ -15,7 +15,7 @@ from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from packed import tokens_of
 
-from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_reader, open_stream
+from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats import npy
 from zb_hdf5.trainers.bin import LLMC_HEADER_BYTES
@@ -52,21 +52,21 @@ def truth(folder):
 
 @pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
 def test_ids_and_documents_are_those_that_were_written(folder, truth, access):
-    with open_stream(folder, access=access) as stream:
-        tokens = stream.get_slice(0, stream.num_tokens)
+    with open_corpus(folder, access=access) as stream:
+        tokens = stream.tokens[0 : stream.num_tokens]
         assert hashlib.sha256(tokens.astype(np.int64)).hexdigest() == truth["sha256"]
         assert np.diff(stream.doc_offsets).tolist() == truth["lengths"]
         assert len(stream.documents) == len(truth["lengths"])
-        np.testing.assert_array_equal(stream.document(2), tokens[6:136])
+        np.testing.assert_array_equal(stream.documents[2].ids, tokens[6:136])
     if access == "auto":  # a file stands for a folder of one
-        with open_stream(ids_file(folder)) as stream:
-            np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), tokens)
+        with open_corpus(ids_file(folder)) as stream:
+            np.testing.assert_array_equal(stream.tokens[0 : stream.num_tokens], tokens)
 
 
 @pytest.mark.parametrize("shuffle", ["global", "records", "block", "sequential"])
 def test_batches_are_those_of_the_same_ids_in_a_npy_file(folder, truth, shuffle, tmp_path):
-    with open_stream(folder) as stream:
-        np.save(tmp_path / "same.npy", np.array(stream.get_slice(0, stream.num_tokens)))
+    with open_corpus(folder) as stream:
+        np.save(tmp_path / "same.npy", np.array(stream.tokens[0 : stream.num_tokens]))
     how = {**SHAPE, "shuffle": shuffle, "rank": 0, "world_size": 1, "seed": 3}
     with Loader(folder, **how) as loader, Loader(tmp_path / "same.npy", **how) as same:
         batches = list(loader)
@@ -110,9 +110,9 @@ def test_every_command_reads_them(folder, truth, tmp_path):
 def test_documents_are_packed_into_a_store_as_those_of_our_streams(folder, truth, packing, tmp_path):
     report = convert(folder, "hdf5", tmp_path / "store", seq_len=64, batch_size=4, packing=packing, workers=1)
     assert report.counts.tokens_in == sum(truth["lengths"])
-    with open_stream(folder) as stream, open_reader(tmp_path / "store") as reader:
-        tokens = np.array(stream.get_slice(0, stream.num_tokens))
-        np.testing.assert_array_equal(reader.documents.offsets, stream.doc_offsets)
+    with open_corpus(folder) as stream, open_reader(tmp_path / "store") as reader:
+        tokens = np.array(stream.tokens[0 : stream.num_tokens])
+        np.testing.assert_array_equal(reader.corpus.documents.offsets, stream.doc_offsets)
         held = np.zeros(len(tokens), np.int64)
         for number in range(reader.num_batches):
             rows = tokens_of(reader.read_batch_pieces(number))
@@ -138,8 +138,8 @@ def test_the_files_of_llmc_are_one_stream(magic, version, dtype, tmp_path):
     ids = np.random.default_rng(1).integers(0, 50_000, 3000).astype(dtype)
     for number, part in enumerate(np.split(ids, [1000])):
         write_llmc(tmp_path / f"train_{number:06}.bin", part, magic, version)
-    with open_stream(tmp_path) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 3000), ids)
+    with open_corpus(tmp_path) as stream:
+        np.testing.assert_array_equal(stream.tokens[0:3000], ids)
         assert not stream.has_documents
     with open_reader(tmp_path, batch_size=2, seq_len=100) as reader:
         np.testing.assert_array_equal(np.concatenate(list(reader)).ravel(), ids)
@@ -153,7 +153,7 @@ def test_the_files_of_llmc_are_one_stream(magic, version, dtype, tmp_path):
 ])  # fmt: skip
 def test_other_files_of_llmc_are_refused(change, kind, words, tmp_path):
     path = write_llmc(tmp_path / "x.bin", np.arange(2000, dtype="<u2"), **change)
-    is_refused(kind, lambda: open_stream(path), match=words)
+    is_refused(kind, lambda: open_corpus(path), match=words)
     assert LLMC_HEADER_BYTES == 1024
 
 
@@ -195,7 +195,7 @@ def patched(offset, data):
 def test_damage_is_one_message_at_opening(name, change, kind, words, copied):
     folder = copied(name)
     change(folder)
-    is_refused(kind, lambda: open_stream(folder), match=words)
+    is_refused(kind, lambda: open_corpus(folder), match=words)
     assert words in one_error(run_zb("info", folder))
 
 
@@ -206,14 +206,14 @@ def test_damage_is_one_message_at_opening(name, change, kind, words, copied):
 def test_damage_among_the_documents_is_found_when_they_are_read(name, change, copied):
     folder = copied(name)
     change(folder)
-    with open_stream(folder) as stream:
+    with open_corpus(folder) as stream:
         is_refused(errors.FormatError, lambda: stream.doc_offsets, match="expected")
 
 
 def test_documents_of_a_file_that_was_replaced_are_refused(tmp_path):
     for number in range(2):
         write_llmc(tmp_path / f"{number}.bin", np.arange(100, dtype="<u2"))
-    with open_stream(tmp_path) as stream:
+    with open_corpus(tmp_path) as stream:
         write_llmc(tmp_path / "1.bin", np.arange(150, dtype="<u2"))
         is_refused(errors.FormatError, lambda: stream.doc_offsets, match="changed since this reader was made")
 
@@ -221,11 +221,11 @@ def test_documents_of_a_file_that_was_replaced_are_refused(tmp_path):
 def test_a_folder_of_which_a_part_is_not_recognised_is_refused(copied):
     folder = copied("megatron/uint16")
     shutil.copy(ids_file(folder), folder / "second.bin")  # its .idx is still to come
-    is_refused(errors.FormatError, lambda: open_stream(folder), match=r"second\.bin: .* no \.idx file of its name")
+    is_refused(errors.FormatError, lambda: open_corpus(folder), match=r"second\.bin: .* no \.idx file of its name")
     assert "second.bin" in one_error(run_zb("info", folder))
     (folder / "second.bin").rename(folder / ".second.bin")
-    with open_stream(folder) as stream:
-        assert len(stream.paths) == 1
+    with open_corpus(folder) as stream:
+        assert len(stream.files) == 1
 
 
 def test_a_folder_of_other_files_is_refused_as_before(tmp_path):
@@ -242,14 +242,14 @@ def test_mixed_dtypes_are_no_ids_of_one_tokenizer(tmp_path):
     ):
         write_llmc(tmp_path / f"{number}.bin", np.arange(100, dtype=dtype), magic, version)
     is_refused(
-        errors.FormatError, lambda: open_stream(tmp_path), match=r"2\.bin: expected ids of uint16, as 0\.bin has"
+        errors.FormatError, lambda: open_corpus(tmp_path), match=r"2\.bin: expected ids of uint16, as 0\.bin has"
     )
 
 
 def test_the_ids_of_an_index_may_be_missing(copied):
     folder = copied("megatron/uint16")
     ids_file(folder).unlink()
-    is_refused(errors.IncompleteError, lambda: open_stream(index_of(folder)), match="found no file")
+    is_refused(errors.IncompleteError, lambda: open_corpus(index_of(folder)), match="found no file")
     assert "found no file" in one_error(run_zb("info", index_of(folder)))
 
 
@@ -289,10 +289,10 @@ def mask_of(lengths):
 def test_a_loss_mask_is_a_field(tmp_path):
     golden = GOLDEN / "datatrove" / "loss"
     expected = mask_of(json.loads((golden / "truth.json").read_text())["lengths"])
-    with open_stream(golden) as stream:
+    with open_corpus(golden) as stream:
         assert [field.name for field in stream.fields] == ["loss_mask"]
-        np.testing.assert_array_equal(stream.field("loss_mask").get_slice(0, stream.num_tokens), expected)
-        tokens = np.array(stream.get_slice(0, stream.num_tokens)).astype(np.int64)
+        np.testing.assert_array_equal(stream.field("loss_mask").tokens[0 : stream.num_tokens], expected)
+        tokens = np.array(stream.tokens[0 : stream.num_tokens]).astype(np.int64)
     for access in ("auto", "mmap", "pread"):
         with Loader(golden, **SHAPE, access=access, fields=["loss_mask"], rank=0, world_size=1, seed=4) as loader:
             for batch in loader:  # the values of a field are those of their ids
@@ -316,13 +316,13 @@ def test_a_loss_mask_of_other_ids_is_refused(copied):
     loss = next(folder.glob("*.loss"))
     for name in ("1.ds", "1.ds.index"):  # a file without a mask beside one that has it
         shutil.copy(folder / f"00000_unshuffled{name[1:]}", folder / name)
-    is_refused(errors.FormatError, lambda: open_stream(folder), match=r"1\.ds: expected loss_mask, as .* found none")
+    is_refused(errors.FormatError, lambda: open_corpus(folder), match=r"1\.ds: expected loss_mask, as .* found none")
     shutil.copy(loss, folder / "1.ds.loss")
-    with open_stream(folder) as stream:
+    with open_corpus(folder) as stream:
         assert stream.field("loss_mask").num_tokens == 2 * 19_344
-    with open_stream(folder) as stream:
+    with open_corpus(folder) as stream:
         loss.unlink()
-        is_refused(errors.FormatError, lambda: stream.field("loss_mask").get_slice(0, 9), match="was replaced")
+        is_refused(errors.FormatError, lambda: stream.field("loss_mask").tokens[0:9], match="was replaced")
     loss.write_bytes(b"\1" * 19_343)
     words = "loss: expected a byte for each of 19,344 ids, found 19,343 bytes"
-    is_refused(errors.IncompleteError, lambda: open_stream(folder), match=words)
+    is_refused(errors.IncompleteError, lambda: open_corpus(folder), match=words)

@@ -13,7 +13,7 @@ from commandline import report_of, run_zb, succeed
 from contract import check_loader, check_reader, is_refused
 from installed import ZARR, forget_installed, install, install_zarr, write_zarr
 
-from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ReadAs, convert, open_reader, open_stream
+from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ReadAs, convert, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter
@@ -80,14 +80,14 @@ def test_every_command_reads_it(path, tmp_path):
 def test_it_is_converted_to_a_store_and_a_stream(path, tmp_path):
     succeed(zb, "convert", path, tmp_path / "out", "--batch-size", 4, "--seq-len", 50, "--no-shuffle")
     with open_reader(tmp_path / "out") as reader:
-        assert np.concatenate(list(reader)).ravel().tolist() == TOKENS[: reader.token_count].tolist()
-        assert reader.token_count == TOKENS.size
+        assert np.concatenate(list(reader)).ravel().tolist() == TOKENS[: reader.corpus.num_tokens].tolist()
+        assert reader.corpus.num_tokens == TOKENS.size
     succeed(zb, "verify", tmp_path / "out")
     name = found_at(path).backend
     how = ("--boundary-token-id", 7) if name == "npy" else ("--tokens-only",)
     succeed(zb, "convert", "--from", name, "--to", "stream", path, tmp_path / "stream", *how)
-    with open_stream(tmp_path / "stream") as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, TOKENS.size), TOKENS)
+    with open_corpus(tmp_path / "stream") as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : TOKENS.size], TOKENS)
     convert(tmp_path / "out", "hdf5", tmp_path / "ours")  # formats of ours are converted as before
     assert report_of(zb, "convert", "--list")["formats"]["npy"]["in_place"]
 
@@ -113,7 +113,7 @@ def test_it_is_listed_and_named_like_a_format_of_ours(tmp_path, monkeypatch):
 def test_an_array_that_it_cannot_read_is_one_message(version, changes, error, message, tmp_path, monkeypatch):
     install_zarr(tmp_path, monkeypatch)
     folder = write_zarr(tmp_path / "a.zarr", TOKENS, version, **changes)
-    is_refused(error, lambda: open_stream(folder), match=message)
+    is_refused(error, lambda: open_corpus(folder), match=message)
     message_of(run_zb("info", folder))
 
 
@@ -121,7 +121,7 @@ def test_a_chunk_that_was_cut_short_is_refused(tmp_path, monkeypatch):
     install_zarr(tmp_path, monkeypatch)
     folder = write_zarr(tmp_path / "a.zarr", TOKENS)
     os.truncate(folder / "4", 100)
-    is_refused(IncompleteError, lambda: open_stream(folder), match="expected 2,000 bytes")
+    is_refused(IncompleteError, lambda: open_corpus(folder), match="expected 2,000 bytes")
 
 
 # --- packages that fail ------------------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ def test_documents_of_a_package_are_counted_when_somebody_asks(own, tmp_path, mo
     text = FORMAT.format(recognises="return True", facts=COUNTED_LATER + own)
     install(tmp_path, monkeypatch, "spoiled", text)
     (tmp_path / "x.odd").write_bytes(bytes(100))
-    with open_stream(tmp_path / "x.odd") as stream:
+    with open_corpus(tmp_path / "x.odd") as stream:
         assert stream.has_documents
         if own:
             is_refused(FormatError, lambda: stream.document_count, match="its format spoiled failed: KeyError: 'x'")
         else:
-            assert (stream.document_count, len(stream.document(1))) == (2, 30)
+            assert (stream.document_count, len(stream.documents[1].ids)) == (2, 30)
 
 
 def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_other_packages_are_asked_when_one_fails_and_no_name_of_ours_is_taken(tm
     install(tmp_path, monkeypatch, "other", FORMAT.format(recognises="return False", facts="pass"), "megatron")
     install_zarr(tmp_path, monkeypatch)
     folder = write_zarr(tmp_path / "a.zarr", TOKENS)
-    with open_stream(folder) as stream:
+    with open_corpus(folder) as stream:
         assert stream.num_tokens == TOKENS.size
     (tmp_path / "x.odd").write_bytes(bytes(100))
     message = message_of(run_zb("info", tmp_path / "x.odd"))
@@ -279,8 +279,8 @@ def test_any_object_with_the_members_of_a_source_is_one(tmp_path, monkeypatch):
     convert(words.Words([tmp_path / "x.words"]), "stream", tmp_path / "b", workers=1)
     convert(tmp_path / "x.words", "hdf5", tmp_path / "c", seq_len=3, batch_size=1)
     for made in ("a", "b"):
-        with open_stream(tmp_path / made) as stream:
-            assert stream.document(0).tolist() == [1, 2, 3]
+        with open_corpus(tmp_path / made) as stream:
+            assert stream.documents[0].ids.tolist() == [1, 2, 3]
     with open_reader(tmp_path / "c") as reader:
         assert reader.read_batch(0).tolist() == [[1, 2, 3]]
     monkeypatch.delattr(words.Words, "has_ids")
@@ -302,8 +302,8 @@ def test_a_source_of_documents_of_a_package_is_converted(name, attribute, tmp_pa
     for options in ({}, {"source_format": name}):
         destination = tmp_path / f"stream-{len(options)}"
         convert(tmp_path / "x.lines", "stream", destination, vocab_size=9, workers=1, **options)
-        with open_stream(destination) as stream:
-            assert [stream.document(k).tolist() for k in range(2)] == [[1, 2, 3], [4, 5]]
+        with open_corpus(destination) as stream:
+            assert [stream.documents[k].ids.tolist() for k in range(2)] == [[1, 2, 3], [4, 5]]
     message = message_of(run_zb("info", tmp_path / "x.lines"))
     assert "no known file" in message
 
@@ -341,4 +341,4 @@ def test_pip_installs_the_package_of_the_examples(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     with open_reader(tmp_path / "out") as reader:
-        assert reader.token_count == TOKENS.size // (32 * 50) * 32 * 50
+        assert reader.corpus.num_tokens == TOKENS.size // (32 * 50) * 32 * 50

@@ -11,7 +11,7 @@ from contract import is_refused
 from id_documents import GOLDEN, documents_of, truth_of
 from reading import fits
 
-from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_stream
+from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_corpus
 from zb_hdf5.trainers import litdata
 from zb_hdf5.trainers.litdata import DATA_FORMATS, open_litdata
 
@@ -172,6 +172,6 @@ def test_other_json_is_no_index(text, tmp_path):
 def test_items_are_kept_as_documents_of_a_stream(tmp_path):
     report = convert(LITDATA / "array", "stream", tmp_path / "out", workers=1, val_fraction=0.2, shards=2)
     assert (report.counts.documents, len(report.shards)) == (60, 3)
-    with open_stream(tmp_path / "out") as stream:
-        place = stream.documents.document(1)
+    with open_corpus(tmp_path / "out") as stream:
+        place = stream.documents[1]
     assert place.source == str(LITDATA / "array" / "chunk-0-0.bin")

@@ -27,8 +27,8 @@ from zb_hdf5 import (
     MixedLoader,
     ReadAs,
     errors,
+    open_corpus,
     open_reader,
-    open_stream,
     verify_store,
     write_digests,
 )
@@ -153,10 +153,10 @@ def test_every_file_is_verified_and_read_as_without_digests(folder, digests):
             how = {**SHAPE, **ALONE, "shuffle": shuffle, "verify": verify}
             with Loader(folder, **how, read_as=ReadAs(digests=digests)) as loader:
                 assert torch.equal(torch.stack([*itertools.islice(loader, 40)]), expected), verify
-                assert loader.reader.verified == ("all reads" if verify == "batch" else "none")
-    with open_stream(folder) as plain, open_stream(folder, verify="store", read_as=ReadAs(digests=digests)) as stream:
+                assert loader.batches.verified == ("all reads" if verify == "batch" else "none")
+    with open_corpus(folder) as plain, open_corpus(folder, verify="store", read_as=ReadAs(digests=digests)) as stream:
         assert stream.verified == "store"
-        np.testing.assert_array_equal(stream.get_slice(0, len(stream)), plain.get_slice(0, len(plain)))
+        np.testing.assert_array_equal(stream.tokens[0 : len(stream)], plain.tokens[0 : len(plain)])
         np.testing.assert_array_equal(stream.doc_offsets, plain.doc_offsets)
 
 
@@ -180,10 +180,10 @@ def test_a_file_of_a_folder_is_compared_with_the_digests_of_the_folder(tmp_path)
     WRITERS["llmc"](tmp_path / "data")
     write_digests(tmp_path / "data", tmp_path / "x.json")
     assert outcome_of(tmp_path / "data" / "1.bin", tmp_path / "x.json") == ([Outcome.VERIFIED], None)
-    with open_stream(
+    with open_corpus(
         tmp_path / "data" / "1.bin", verify="batch", read_as=ReadAs(digests=tmp_path / "x.json")
     ) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, 9), ids_of("<u2")[NUM_TOKENS // 3 * 2 :][:9])
+        np.testing.assert_array_equal(stream.tokens[0:9], ids_of("<u2")[NUM_TOKENS // 3 * 2 :][:9])
 
 
 # --- a flipped bit ---------------------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def test_a_flipped_bit_is_the_same_error_as_in_our_own_stream(verify, chunk, lon
         flip(file, file.read_bytes().index(ids_of("<u2")[:100].tobytes()) + 2 * first + 1001)
 
     def read(data, **options):
-        with open_stream(data, verify=verify, **options) as stream:
-            stream.get_slice(0, 1)  # proves the file
-            stream.get_slice(first, first + 10)
+        with open_corpus(data, verify=verify, **options) as stream:
+            stream.tokens[0:1]  # proves the file
+            stream.tokens[first : first + 10]
 
     found = message_of_flip(path, lambda: read(path, read_as=ReadAs(digests=digests)))
     assert re.match(rf"FILE: chunk {chunk}.*expected crc32 [0-9a-f]{{8}}, found [0-9a-f]{{8}}", found)
@@ -242,9 +242,9 @@ def test_ids_that_are_widened_or_narrowed_are_compared_as_they_are_stored(kind, 
     write_digests(tmp_path / "data", tmp_path / "x.json")
     flip(tmp_path / "data" / "1.npy", -3)
     words = r"1\.npy: chunk 0: expected crc32"
-    with open_stream(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json"), verify="batch") as stream:
-        stream.get_slice(0, 9)
-        is_refused(errors.ChecksumError, lambda: stream.get_slice(NUM_TOKENS - 9, NUM_TOKENS), match=words)
+    with open_corpus(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json"), verify="batch") as stream:
+        stream.tokens[0:9]
+        is_refused(errors.ChecksumError, lambda: stream.tokens[NUM_TOKENS - 9 : NUM_TOKENS], match=words)
 
 
 @pytest.mark.parametrize("verify", ["auto", "batch"])
@@ -256,14 +256,14 @@ def test_documents_are_compared_when_they_are_read(verify, tmp_path):
     edges[2] = edges[3]  # documents that still ascend: two of them become one
     content[-61 * 8 :] = edges.tobytes()
     index.write_bytes(content)
-    with open_stream(data, verify=verify, read_as=ReadAs(digests=FROZEN)) as stream:
+    with open_corpus(data, verify=verify, read_as=ReadAs(digests=FROZEN)) as stream:
         is_refused(errors.ChecksumError, lambda: stream.doc_offsets, match="its documents are others: expected sha256")
     is_refused(
         errors.ChecksumError,
         lambda: DocumentLoader(data, collate="pad", batch_size=2, **ALONE, read_as=ReadAs(digests=FROZEN)),
         match="its documents are others",
     )
-    with open_stream(data, verify="none", read_as=ReadAs(digests=FROZEN)) as stream:
+    with open_corpus(data, verify="none", read_as=ReadAs(digests=FROZEN)) as stream:
         assert len(stream.doc_offsets) == 61
     outcomes, problem = outcome_of(data, FROZEN)
     assert outcomes == [Outcome.BAD]
@@ -319,7 +319,7 @@ def test_another_file_of_the_same_size_is_found_at_its_first_read(long):
     np.save(path, ids_of("<i2"))
     is_refused(
         errors.FormatError,
-        lambda: open_stream(path, read_as=ReadAs(digests=digests)),
+        lambda: open_corpus(path, read_as=ReadAs(digests=digests)),
         match="expected dtype <u2, .*found <i2",
     )
 
@@ -330,7 +330,7 @@ def test_a_missing_file_is_named(tmp_path):
     (tmp_path / "data" / "0.bin").unlink()
     is_refused(
         errors.IncompleteError,
-        lambda: open_stream(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json")),
+        lambda: open_corpus(tmp_path / "data", read_as=ReadAs(digests=tmp_path / "x.json")),
         match=r"0\.bin: is not there, and x\.json has digests of it",
     )
     found = run_zb("verify", tmp_path / "data", "--digests", tmp_path / "x.json", code=4)
@@ -376,7 +376,7 @@ def test_a_file_of_digests_that_lies_is_refused(change, words, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text(change(FROZEN.read_text()))
     data = GOLDEN / "megatron" / "uint16"
-    is_refused(errors.FormatError, lambda: open_stream(data, read_as=ReadAs(digests=bad)), match=re.escape(words))
+    is_refused(errors.FormatError, lambda: open_corpus(data, read_as=ReadAs(digests=bad)), match=re.escape(words))
     for command in ("verify", "info", "show"):
         message = one_error(run_zb(command, data, "--digests", bad))
         assert words in message
@@ -386,7 +386,7 @@ def test_a_file_of_digests_that_lies_is_refused(change, words, tmp_path):
 def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tmp_path, write_file):
     path, digests = long
     words = "expected digests of 'npy' files, found those of 'megatron'"
-    is_refused(errors.FormatError, lambda: open_stream(path, read_as=ReadAs(digests=FROZEN)), match=words)
+    is_refused(errors.FormatError, lambda: open_corpus(path, read_as=ReadAs(digests=FROZEN)), match=words)
     store = tmp_path / "own.h5"
     write_file(store, np.zeros((2, 2, 8), "<u2"))
     for use in (open_reader, Loader, verify_store):
@@ -397,7 +397,7 @@ def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tm
         )
     is_refused(
         errors.NotFoundError,
-        lambda: open_stream(path, read_as=ReadAs(digests=tmp_path / "none.json")),
+        lambda: open_corpus(path, read_as=ReadAs(digests=tmp_path / "none.json")),
         match="no such file",
     )
     is_refused(errors.BackendError, lambda: write_digests(store, tmp_path / "x.json"), match="stores have digests")
@@ -454,10 +454,10 @@ def test_documents_come_as_without_digests(tmp_path):
 
 def test_a_refreshed_stream_keeps_its_digests(long):
     path, digests = long
-    with open_stream(path, verify="batch", read_as=ReadAs(digests=digests)) as stream:
+    with open_corpus(path, verify="batch", read_as=ReadAs(digests=digests)) as stream:
         assert stream.refresh() == NUM_TOKENS
         flip(path, 300)
-        is_refused(errors.ZbError, lambda: stream.get_slice(0, 10))
+        is_refused(errors.ZbError, lambda: stream.tokens[0:10])
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<i4"])

@@ -12,7 +12,7 @@ from id_documents import GOLDEN, documents_of, truth_of
 from mds_folder import array_of, write
 from reading import fits
 
-from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_reader, open_stream
+from zb_hdf5 import ChecksumError, ConvertError, FormatError, IncompleteError, convert, open_corpus, open_reader
 from zb_hdf5.formats import id_source
 from zb_hdf5.trainers.mds import MDS_DTYPES, open_mds
 
@@ -55,8 +55,8 @@ def test_golden_samples_are_documents(name, block, monkeypatch):
 def test_several_folders_follow_each_other(tmp_path):
     report = convert([MDS / "ndarray", MDS / "zstd"], "stream", tmp_path / "out", workers=1)
     assert (report.counts.documents, len(report.shards)) == (120, 3)
-    with open_stream(tmp_path / "out") as stream:
-        place = stream.documents.document(70)
+    with open_corpus(tmp_path / "out") as stream:
+        place = stream.documents[70]
     assert (place.source, place.row) == (str(MDS / "zstd" / "shard.00000.mds.zstd"), 11)
 
 

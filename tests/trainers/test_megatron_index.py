@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from commandline import one_error, run_zb
 
-from zb_hdf5 import DocumentLoader, FormatError, Loader, convert, open_reader, open_stream, verify_store, write_digests
+from zb_hdf5 import DocumentLoader, FormatError, Loader, convert, open_corpus, open_reader, verify_store, write_digests
 
 #: The tokens of each sequence.
 LENGTHS = np.array([5, 3, 8, 1, 9, 4] * 10)
@@ -37,8 +37,8 @@ def uses(path, tmp_path):
     digests = tmp_path / "digests.json"
 
     def sliced():
-        with open_stream(path) as stream:
-            stream.get_slice(0, 4)
+        with open_corpus(path) as stream:
+            stream.tokens[0:4]
 
     return (
         lambda: next(Loader(path, **shape)),
@@ -85,13 +85,13 @@ def test_a_whole_index_is_checked_once_and_again_when_it_has_changed(tmp_path, m
     )
     path = write(tmp_path, [*range(60)])
     for _ in range(3):
-        with open_stream(path) as stream:
-            np.testing.assert_array_equal(stream.get_slice(0, 300), np.arange(300))
-            np.testing.assert_array_equal(stream.document(20), np.arange(LENGTHS[20]) + STARTS[20])
+        with open_corpus(path) as stream:
+            np.testing.assert_array_equal(stream.tokens[0:300], np.arange(300))
+            np.testing.assert_array_equal(stream.documents[20].ids, np.arange(LENGTHS[20]) + STARTS[20])
     assert [rows[0] for rows in checked] == [*range(0, 60, 7)]
     write(tmp_path, CHOICES["another order"])
     with pytest.raises(FormatError, match="found sequence 0 of 3 ids at byte 10, after one that ends at 0"):
-        open_stream(path).get_slice(0, 4)
+        open_corpus(path).tokens[0:4]
 
 
 def test_a_length_below_zero_is_refused(tmp_path):
@@ -111,5 +111,5 @@ def test_empty_sequences_and_none_are_read(tmp_path):
     path.with_suffix(".idx").write_bytes(
         index + (2 * (ends - lengths)).astype("<i8").tobytes() + np.arange(7, dtype="<i8").tobytes()
     )
-    with open_stream(path) as stream:
-        assert [len(stream.document(number)) for number in range(6)] == lengths.tolist()
+    with open_corpus(path) as stream:
+        assert [len(stream.documents[number].ids) for number in range(6)] == lengths.tolist()

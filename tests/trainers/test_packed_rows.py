@@ -13,7 +13,7 @@ from contract import is_refused
 from mds_folder import array_of, write
 from pyarrow import ipc, parquet
 
-from zb_hdf5 import DocumentLoader, Loader, MixedLoader, ReadAs, convert, errors, open_reader, open_stream
+from zb_hdf5 import DocumentLoader, Loader, MixedLoader, ReadAs, convert, errors, open_corpus, open_reader
 from zb_hdf5.formats import row_documents
 from zb_hdf5.formats.row_documents import RowDocuments
 from zb_hdf5.store import store_documents
@@ -81,8 +81,8 @@ WRITERS = {
 
 
 def lengths_of(path):
-    with open_stream(path) as stream:
-        return np.diff(stream.doc_offsets).tolist(), stream.get_slice(0, stream.num_tokens).tolist()
+    with open_corpus(path) as stream:
+        return np.diff(stream.doc_offsets).tolist(), stream.tokens[0 : stream.num_tokens].tolist()
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -110,8 +110,8 @@ def test_the_batches_have_the_boundaries_of_the_file(column, tmp_path):
 def test_a_document_has_the_row_the_id_and_the_metadata_of_its_row(tmp_path):
     to_parquet(tmp_path / "a.parquet", table_of("seq_lengths", name=list("abcdef")))
     convert(tmp_path / "a.parquet", "stream", tmp_path / "out", id_column="name", metadata_columns=("name",))
-    with open_stream(tmp_path / "out") as stream:
-        rows = [stream.documents.document(number) for number in range(4)]
+    with open_corpus(tmp_path / "out") as stream:
+        rows = [stream.documents[number] for number in range(4)]
     assert [row.row for row in rows] == [1, 1, 1, 2]
     assert [row.id for row in rows] == ["a", "a/1", "a/2", "b"]
     assert [row.metadata["name"] for row in rows] == ["a", "a", "a", "b"]
@@ -122,10 +122,10 @@ def test_positions_stay_a_field_and_may_be_left_out_of_the_fields(tmp_path):
     convert(tmp_path / "a.parquet", "stream", tmp_path / "kept")
     convert(tmp_path / "a.parquet", "stream", tmp_path / "bare", field_columns=())
     assert lengths_of(tmp_path / "kept") == lengths_of(tmp_path / "bare")
-    with open_stream(tmp_path / "kept") as stream:
-        found = stream.field("position_ids").get_slice(0, len(ALL_IDS)).tolist()
+    with open_corpus(tmp_path / "kept") as stream:
+        found = stream.field("position_ids").tokens[0 : len(ALL_IDS)].tolist()
     assert found == [*chain(*COLUMNS["position_ids"])]
-    with open_stream(tmp_path / "bare") as stream:
+    with open_corpus(tmp_path / "bare") as stream:
         assert not stream.fields
 
 
@@ -266,12 +266,12 @@ def test_records_become_the_same_documents_when_they_are_converted(column, tmp_p
     assert ids == RECORD_IDS.reshape(-1).tolist()
     assert report.to_json()["documents"] == len(lengths)
     assert f"its records are packed: field '{column}' tells their documents apart" in capfd.readouterr().err
-    with open_stream(tmp_path / "out") as stream:
-        np.testing.assert_array_equal(stream.field(column).get_slice(0, 96), TOLD_BY[column].reshape(-1))
+    with open_corpus(tmp_path / "out") as stream:
+        np.testing.assert_array_equal(stream.field(column).tokens[0:96], TOLD_BY[column].reshape(-1))
     convert(path, "megatron", tmp_path / "a.bin", tokens_only=True)
     assert lengths_of(tmp_path / "a.bin")[0] == lengths
     convert(path, "stream", tmp_path / "ids", tokens_only=True)
-    with open_stream(tmp_path / "ids") as stream:
+    with open_corpus(tmp_path / "ids") as stream:
         assert (np.diff(stream.doc_offsets).tolist(), stream.meta.fields) == (lengths, ())
 
 
@@ -333,9 +333,9 @@ def told_stream(request, tmp_path, monkeypatch):
 def test_a_stream_of_hdf5_has_the_documents_that_its_positions_tell(told_stream, tmp_path, capfd):
     ends = np.cumsum(STREAM_LENGTHS)
     assert lengths_of(told_stream) == (STREAM_LENGTHS, STREAM_IDS.tolist())
-    with open_stream(told_stream) as stream:
+    with open_corpus(told_stream) as stream:
         assert (stream.has_documents, stream.document_count, stream.told_by) == (True, len(ends), "position_ids")
-        assert stream.document(5).tolist() == STREAM_IDS[ends[4] : ends[5]].tolist()
+        assert stream.documents[5].ids.tolist() == STREAM_IDS[ends[4] : ends[5]].tolist()
         numbers = stream.documents.number_of(np.arange(len(STREAM_IDS), dtype=np.uint64))
     assert numbers.tolist() == np.repeat(np.arange(len(ends)), STREAM_LENGTHS).tolist()
     with DocumentLoader(told_stream, max_tokens=64, collate="pack", **ONE_RANK) as loader:
@@ -346,7 +346,7 @@ def test_a_stream_of_hdf5_has_the_documents_that_its_positions_tell(told_stream,
         if target != "hdf5":
             assert lengths_of(tmp_path / target) == (STREAM_LENGTHS, STREAM_IDS.tolist())
     assert "field 'position_ids' tells its documents apart" in capfd.readouterr().err
-    with open_stream(tmp_path / "stream") as stream:
+    with open_corpus(tmp_path / "stream") as stream:
         assert stream.fields == ()
     pieces = [windows_of(path, 5, 0) for path in (told_stream, tmp_path / "hdf5")]
     assert pieces[0][: len(pieces[1])] == pieces[1]

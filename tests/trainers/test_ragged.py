@@ -10,7 +10,7 @@ from contract import is_refused
 from id_documents import documents_of
 from reading import fits
 
-from zb_hdf5 import ConvertError, FormatError, IncompleteError, ReadAs, ShardIndex, convert, open_reader, open_stream
+from zb_hdf5 import ConvertError, FormatError, IncompleteError, ReadAs, ShardIndex, convert, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.trainers import ragged
 from zb_hdf5.trainers.ragged import open_ragged
@@ -87,10 +87,10 @@ def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
 def test_their_documents_and_fields_are_converted(layout, tmp_path):
     name, path = layout
     convert(path, "stream", tmp_path / "stream")
-    with open_stream(tmp_path / "stream") as stream:
-        assert [stream.document(number).tolist() for number in range(stream.document_count)] == DOCUMENTS
-        assert stream.documents.document(3).source == str(path)
-        labels = None if name == "datasets" else stream.field("labels").get_slice(0, len(IDS))
+    with open_corpus(tmp_path / "stream") as stream:
+        assert [stream.documents[number].ids.tolist() for number in range(stream.document_count)] == DOCUMENTS
+        assert stream.documents[3].source == str(path)
+        labels = None if name == "datasets" else stream.field("labels").tokens[0 : len(IDS)]
     if labels is not None:
         np.testing.assert_array_equal(labels, LABELS)
     report = report_of(
@@ -104,8 +104,8 @@ def test_their_documents_and_fields_are_converted(layout, tmp_path):
 
 def test_values_alone_are_a_stream_in_place_and_converted(tmp_path):
     path = with_offsets(tmp_path / "x.h5")
-    with open_stream(path, read_as=ReadAs(dataset="x/values")) as stream:
-        np.testing.assert_array_equal(stream.get_slice(0, len(IDS)), IDS)
+    with open_corpus(path, read_as=ReadAs(dataset="x/values")) as stream:
+        np.testing.assert_array_equal(stream.tokens[0 : len(IDS)], IDS)
     how = {"batch_size": 2, "seq_len": 8, "shuffle": False}
     convert(path, "hdf5", tmp_path / "out", dataset="x/values", **how)
     with open_reader(tmp_path / "out") as reader:
@@ -117,8 +117,8 @@ def test_folders_of_such_files(tmp_path):
     with_ends(tmp_path / "in" / "0.h5")
     with_offsets(tmp_path / "in" / "more" / "1.hdf5")
     convert(tmp_path / "in", "stream", tmp_path / "out")
-    with open_stream(tmp_path / "out") as stream:
-        assert [stream.document(number).tolist() for number in range(stream.document_count)] == DOCUMENTS * 2
+    with open_corpus(tmp_path / "out") as stream:
+        assert [stream.documents[number].ids.tolist() for number in range(stream.document_count)] == DOCUMENTS * 2
     convert(tmp_path / "in", "hdf5", tmp_path / "rows", seq_len=16, batch_size=1)
     assert ShardIndex.load(tmp_path / "rows").source["format"] == "ragged"
     assert not fits("ragged", tmp_path / "rows")  # a store
@@ -155,8 +155,8 @@ def test_a_layout_that_is_not_certain_has_to_be_named(tmp_path):
     assert message.endswith("name the values, the lists or the group by --dataset, and the ends by --offsets")
     named = ("--dataset", "x/values", "--offsets", "x/offsets")
     report_of(zb, "convert", path, tmp_path / "out", "--to", "stream", *named)
-    with open_stream(tmp_path / "out") as stream:
-        assert stream.document(4).tolist() == DOCUMENTS[4]
+    with open_corpus(tmp_path / "out") as stream:
+        assert stream.documents[4].ids.tolist() == DOCUMENTS[4]
     with h5py.File(tmp_path / "words.h5", "w") as h5:
         h5["docs/train"], h5["docs/val"] = IDS[:20], IDS[20:]
     assert not fits("ragged", tmp_path / "words.h5")  # two streams?
@@ -170,8 +170,8 @@ def test_a_group_and_lists_are_named_without_their_format(tmp_path):
     for name, path in (("docs", datasets(tmp_path / "0.h5")), ("x/input_ids", lists(tmp_path / "1.h5"))):
         out = tmp_path / path.stem
         convert(path, "stream", out, dataset=name)
-        with open_stream(out) as stream:
-            assert stream.document(4).tolist() == DOCUMENTS[4]
+        with open_corpus(out) as stream:
+            assert stream.documents[4].ids.tolist() == DOCUMENTS[4]
 
 
 BAD_OFFSETS = {

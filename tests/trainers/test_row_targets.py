@@ -10,7 +10,7 @@ from contract import is_refused
 from id_documents import GOLDEN, documents_of, labels_of, loss_mask_of, truth_of
 from interrupted import Failing, Stops
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardIndex, StoreMeta, convert, open_stream
+from zb_hdf5 import ConvertError, HDF5ShardWriter, ShardIndex, StoreMeta, convert, open_corpus
 from zb_hdf5.errors import ClosedError, ExistsError
 from zb_hdf5.field import Field
 from zb_hdf5.formats import document_writer, row_writer
@@ -101,7 +101,7 @@ def test_splits_have_folders_of_their_own(target, tmp_path):
     convert(tmp_path / "out", "stream", tmp_path / "again", source_format=target)
     index = ShardIndex.load(tmp_path / "again")
     assert [*dict.fromkeys(index.table.values["split"])] == ["train", "val"]
-    with open_stream(tmp_path / "again", split="val") as stream:
+    with open_corpus(tmp_path / "again", split="val") as stream:
         assert stream.num_tokens == sum(map(len, found["val"].tokens))
 
 

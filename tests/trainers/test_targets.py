@@ -17,7 +17,7 @@ from peers.truth import LARGE_VOCAB, SMALL_VOCAB, documents, loss_mask
 from processes import killed_when
 from reading import reading
 
-from zb_hdf5 import HDF5ShardWriter, ReadAs, StoreMeta, convert, open_reader, open_stream
+from zb_hdf5 import HDF5ShardWriter, ReadAs, StoreMeta, convert, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters import stream_source
 from zb_hdf5.converters.conversion import Conversion
@@ -84,8 +84,8 @@ def files_of(folder):
 
 
 def documents_in(path):
-    with open_stream(path) as stream:
-        return [stream.document(number).tolist() for number in range(stream.document_count)]
+    with open_corpus(path) as stream:
+        return [stream.documents[number].ids.tolist() for number in range(stream.document_count)]
 
 
 def test_a_folder_has_the_files_of_each_shard_and_split_and_nothing_else(streams, tmp_path):
@@ -216,13 +216,13 @@ def test_held_out_documents_of_one_array_come_back_as_their_split(target, how, s
     convert(streams / "small.h5", "stream", tmp_path / "split", val_fraction=0.3, shards=2, workers=1)
     convert(tmp_path / "out", "stream", tmp_path / "back", boundary_token_id=0, workers=1, **how)
     for split in ("train", "val"):
-        with open_stream(tmp_path / "split", split=split) as stream:
-            expected = stream.get_slice(0, stream.num_tokens)
+        with open_corpus(tmp_path / "split", split=split) as stream:
+            expected = stream.tokens[0 : stream.num_tokens]
         for path, opened in ((tmp_path / "out", how), (tmp_path / "back", {})):
-            with open_stream(path, split=split, **reading(opened)) as stream:
-                np.testing.assert_array_equal(stream.get_slice(0, stream.num_tokens), expected)
+            with open_corpus(path, split=split, **reading(opened)) as stream:
+                np.testing.assert_array_equal(stream.tokens[0 : stream.num_tokens], expected)
     how = reading(how)
-    with open_stream(tmp_path / "out", **how) as default, open_stream(tmp_path / "out", split="train", **how) as train:
+    with open_corpus(tmp_path / "out", **how) as default, open_corpus(tmp_path / "out", split="train", **how) as train:
         assert default.num_tokens == train.num_tokens
 
 
@@ -385,9 +385,9 @@ def test_the_header_of_llmc(golden, tmp_path):
     assert list(files_of(tmp_path / "out").values()) == [file.read_bytes() for file in files]
     report = convert(files, "llmc", tmp_path / "cut", shards=5, workers=1)
     assert len(report.shards) == 5
-    with open_stream(tmp_path / "cut") as stream, open_stream(files[0].parent) as whole:
+    with open_corpus(tmp_path / "cut") as stream, open_corpus(files[0].parent) as whole:
         np.testing.assert_array_equal(
-            stream.get_slice(0, stream.num_tokens), whole.get_slice(0, whole.num_tokens)
+            stream.tokens[0:stream.num_tokens], whole.tokens[0:whole.num_tokens]
         )  # fmt: skip
     assert "documents" not in dict(report.lines())
 
@@ -429,7 +429,7 @@ def test_olmo(golden, vocab_size, tmp_path):
     convert(source, "olmo", tmp_path / "again", workers=1)
     part = tmp_path / "again" / "train-00000-of-00001.csv.gz"
     assert part.read_bytes() == (tmp_path / "out.csv.gz").read_bytes()
-    with open_stream(tmp_path / "again", read_as=ReadAs(source_dtype=golden)) as stream:
+    with open_corpus(tmp_path / "again", read_as=ReadAs(source_dtype=golden)) as stream:
         assert np.diff(stream.doc_offsets).tolist() == [len(each) for each in documents(vocab_size)]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from contract import is_refused
 
-from zb_hdf5 import ArgumentError, FormatError, convert, open_reader, open_stream
+from zb_hdf5 import ArgumentError, FormatError, convert, open_corpus, open_reader
 from zb_hdf5.converters.sources import sources, target_names
 from zb_hdf5.store.format_list import FORMATS
 
@@ -33,10 +33,10 @@ def folder(tmp_path):
 def test_documents_and_fields_of_a_row_are_kept_in_a_stream(source_format, folder, tmp_path):
     report = convert(folder, "stream", tmp_path / "stream", source_format=source_format, vocab_size=20, workers=1)
     assert (report.counts.documents, len(report.shards)) == (40, 2)
-    with open_stream(tmp_path / "stream") as stream:
-        assert [stream.document(k).tolist() for k in range(40)] == DOCUMENTS
-        assert (stream.dtype, stream.vocab_size) == (np.uint16, 20)
-        positions = stream.field("positions").get_slice(0, stream.num_tokens)
+    with open_corpus(tmp_path / "stream") as stream:
+        assert [stream.documents[k].ids.tolist() for k in range(40)] == DOCUMENTS
+        assert (stream.dtype, stream.meta.vocab_size) == (np.uint16, 20)
+        positions = stream.field("positions").tokens[0 : stream.num_tokens]
         assert positions.tolist() == [k for each in DOCUMENTS for k in range(len(each))]
 
 

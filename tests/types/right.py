@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from zb_hdf5 import (
-    BatchReader,
+    Batches,
     Cache,
     DocumentLoader,
     Loader,
@@ -62,7 +62,7 @@ documents = DocumentLoader("stream", collate="pad", batch_size=8)
 assert_type(next(documents), dict[str, Any])
 
 reader = open_reader("store", access="pread", verify="batch")
-assert_type(reader, BatchReader)
+assert_type(reader, Batches)
 batch: npt.NDArray[np.integer[Any]] = reader[0]
 
 report = convert("tokens", "hdf5", "store", batch_size=8, seq_len=128)

@@ -31,20 +31,16 @@ from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents, network_file_system
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Found
-from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
-from zb_hdf5.store.cut_reader import CutReader
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import reader_of, stream_index, windows_of
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import open_for_loader
-from zb_hdf5.store.record_reader import RecordReader
-from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import tokenizer_named
 
 #: Lines of a report: (name, text).
@@ -67,37 +63,36 @@ def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
     found = found_at(path, read_as=read_as, split=split)
     if split is None:
         found.splits_there()  # names what a loader would refuse
-    if found.layout == STREAM_LAYOUT:
-        with windows_of(found, stream_index(found), Windows.of(1, 1)) as stream:
-            index = stream.index if find_index(path) else None
-            return _describe(path, stream, _describe_stream(stream), stream.paths, index, found)
-    with reader_of(found) as reader:
-        own = _describe_batches(reader)
-        if isinstance(reader, RecordReader):
-            own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(reader.paths)}
-            return _describe(path, reader, own, reader.paths, None, found)
-        if isinstance(reader, StoreReader):
-            return _describe(path, reader, own, _files_of(reader), reader.index, found)
-        return _describe(path, reader, own, [reader.path], None, found)
+    with corpus_of(found) as corpus:
+        if not isinstance(corpus, StoreCorpus):
+            return _describe(path, corpus, _describe_batches(corpus), [corpus.path], None, found)
+        if corpus.is_stream:
+            index = corpus.index if find_index(path) else None
+            return _describe(path, corpus, _describe_stream(corpus), corpus.files, index, found)
+        own = _describe_batches(corpus)
+        if corpus.is_cut:
+            own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(corpus.files)}
+            return _describe(path, corpus, own, corpus.files, None, found)
+        return _describe(path, corpus, own, _files_of(corpus), corpus.index, found)
 
 
-def _files_of(reader: StoreReader) -> Sequence[Path | str]:
+def _files_of(corpus: StoreCorpus) -> Sequence[Path | str]:
     """Return the files of a store, as text where there may be 100,000: a `Path` takes longer than to ask for a size."""
-    if not reader.complete or isinstance(reader.path, RemotePath):
-        return reader.paths
-    folder = reader.path if reader.path.is_dir() else reader.path.parent
-    return [f"{folder}/{name}" for name in reader.index.table.values["path"]]
+    if not corpus.complete or isinstance(corpus.path, RemotePath):
+        return corpus.files
+    folder = corpus.path if corpus.path.is_dir() else corpus.path.parent
+    return [f"{folder}/{name}" for name in corpus.index.table.values["path"]]
 
 
 def _describe(
     path: Path,
-    opened: BatchReader,
+    opened: Corpus,
     own: dict[str, Any],
     files: Sequence[Path | str],
     index: ShardIndex | None,
     found: Found,
 ) -> dict[str, Any]:
-    """Return the facts of any reader, after its `own` ones: those of batches, or those of a stream."""
+    """Return the facts of any corpus, after its `own` ones: those of batches, or those of a stream."""
     meta = opened.meta
     is_remote = isinstance(path, RemotePath)
     if is_remote and index is not None:  # a request for the size of each shard would take a while
@@ -110,7 +105,7 @@ def _describe(
     if index is None:
         origin = {"source": opened.origin.get("source"), **_described_splits(opened)}
     else:
-        origin = _describe_index(index, opened.num_batches)
+        origin = _describe_index(index, opened.num_units)
     tables, table_problem = _describe_documents(opened)
     damage = table_problem or size_problem
     return {
@@ -124,7 +119,7 @@ def _describe(
         "tokenizer": tokenizer_named(meta.tokenizer) or None,
         "fields": {field.name: field.to_json() for field in meta.fields},
         "document_tables": tables,
-        "fingerprint": opened.token_fingerprint,
+        "fingerprint": _fingerprint_of(opened),
         "file_system": "objects" if is_remote else network_file_system(path) or "local",
         "access": "remote" if is_remote else opened.access,
         "verified": opened.verified,
@@ -133,7 +128,7 @@ def _describe(
         "written": _written(path),
         **_describe_codec(opened),
         **origin,
-        **({"target_problem": problem} if (problem := problem_of_targets(opened)) else {}),
+        **({"target_problem": problem} if (problem := _target_problem(opened)) else {}),
         **counts_of_left_out(found.left_out),
         **({"state": DAMAGED, "exit_code": code_of_damage(damage)} if damage else {}),
     }
@@ -195,12 +190,14 @@ def _written(path: Path) -> str | None:
     return datetime.fromtimestamp(int(file.stat().st_mtime), UTC).isoformat()
 
 
-def _describe_codec(opened: BatchReader) -> dict[str, Any]:
+def _describe_codec(opened: Corpus) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    if isinstance(opened, StoreReader) and "codecs" not in opened.index.table.optional:
+    if isinstance(opened, StoreCorpus) and "codecs" not in opened.index.table.optional:
         return {}
-    files = opened.index.shards if isinstance(opened, StoreReader) else [opened]
-    packed = [(file.compressed, file.token_count) for file in files if file.compressed is not None]
+    files = [(opened.compressed, opened.num_tokens)]
+    if isinstance(opened, StoreCorpus):
+        files = [(shard.compressed, shard.token_count) for shard in opened.index.shards]
+    packed = [(each, tokens) for each, tokens in files if each is not None]
     if not packed:
         return {}
     stored = sum(each.num_bytes for each, _ in packed)
@@ -213,13 +210,13 @@ def _describe_codec(opened: BatchReader) -> dict[str, Any]:
     }
 
 
-def _describe_stream(store: WindowReader) -> dict[str, Any]:
+def _describe_stream(store: StoreCorpus) -> dict[str, Any]:
     boundary = store.index.meta.boundary_token_id
     is_counted = (store.has_documents and not store.told_by) or store.backend == "npy"  # else a field is read for it
     return {
         "kind": "stream",
         "backend": store.backend,
-        "num_files": len(store.paths),
+        "num_files": len(store.files),
         "tokens": store.num_tokens,
         "documents": store.document_count if is_counted else None,
         **({"documents_field": store.told_by} if store.told_by else {}),
@@ -228,7 +225,7 @@ def _describe_stream(store: WindowReader) -> dict[str, Any]:
     }
 
 
-def _has_crc32(stream: WindowReader) -> bool:
+def _has_crc32(stream: StoreCorpus) -> bool:
     """Return whether a stream has digests that `verify="batch"` compares its chunks with."""
     compared = stream.compared_tokens()
     if compared is not None:
@@ -236,24 +233,34 @@ def _has_crc32(stream: WindowReader) -> bool:
     return compared is not None
 
 
-def _describe_batches(reader: BatchReader) -> dict[str, Any]:
-    meta = reader.meta
-    is_store = isinstance(reader, StoreReader)
-    backends = sorted(reader.index.backends) if isinstance(reader, StoreReader) else [reader.backend]
+def _target_problem(corpus: Corpus) -> str:
+    """Return the reason why targets cannot be read; "": they can."""
+    return problem_of_targets(corpus.batches(1, 1) if corpus.is_stream else corpus.batches())
+
+
+def _fingerprint_of(corpus: Corpus) -> str:
+    """Return the fingerprint of a stream, or that of stored batches, as states have it."""
+    return corpus.fingerprint if corpus.is_stream else corpus.fingerprint_for_cache(corpus.batches())
+
+
+def _describe_batches(corpus: Corpus) -> dict[str, Any]:
+    meta = corpus.meta
+    is_store = isinstance(corpus, StoreCorpus)
+    backends = sorted(corpus.index.backends) if isinstance(corpus, StoreCorpus) else [corpus.backend]
     return {
         "kind": "store" if is_store else "file",
         "backend": " and ".join(backends),
-        "state": COMPLETE if reader.complete else "growing: its writer is at work, or was killed",
+        "state": COMPLETE if corpus.complete else "growing: its writer is at work, or was killed",
         "batch_size": meta.batch_size,
         "seq_len": meta.seq_len,
-        "num_batches": reader.num_batches,
-        "tokens": reader.num_batches * meta.batch_tokens,
+        "num_batches": corpus.num_units,
+        "tokens": corpus.num_tokens,
         "total_records": meta.total_records,
         "seed": meta.seed,
         "documents": meta.document_count or None,
-        "pieces": reader.has_pieces,
-        "sha256": reader.sha256,
-        **({} if is_store else {"layout": describe_layout(getattr(reader, "extents", None), meta.batch_bytes)}),
+        "pieces": corpus.has_pieces,
+        "sha256": corpus.sha256,
+        **({} if is_store else {"layout": describe_layout(corpus.extents, meta.batch_bytes)}),
     }
 
 
@@ -266,12 +273,13 @@ def describe_epoch(
     split: str | None,
 ) -> dict[str, int]:
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
-    with open_for_loader(path, batch_size, seq_len, 0, read_as=read_as, split=split or AUTO_SPLIT) as reader:
-        rows = batch_size or reader.batch_size
-        length = seq_len or reader.seq_len
-        if reader.seq_len % length:
-            raise ArgumentError(f"{path}: seq_len must divide the stored {reader.seq_len:,}, found {length:,}")
-        records = reader.num_records * (reader.seq_len // length)
+    batches, _ = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=split or AUTO_SPLIT)
+    with batches:
+        rows = batch_size or batches.batch_size
+        length = seq_len or batches.seq_len
+        if batches.seq_len % length:
+            raise ArgumentError(f"{path}: seq_len must divide the stored {batches.seq_len:,}, found {length:,}")
+        records = batches.num_records * (batches.seq_len // length)
     steps, left_out = divmod(records, rows * world_size)
     return {
         "batch_size": rows,
@@ -304,12 +312,12 @@ def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any]
     }
 
 
-def _describe_documents(opened: BatchReader) -> tuple[dict[str, Any] | None, ZbError | None]:
+def _describe_documents(opened: Corpus) -> tuple[dict[str, Any] | None, ZbError | None]:
     """Return the facts of the first table of documents, None without one or of offsets only; and its damage."""
-    if isinstance(opened, WindowReader) and opened.told_by:
+    if isinstance(opened, StoreCorpus) and opened.told_by:
         return None, None
     try:
-        table = opened.documents
+        table = opened.document_table
         if not isinstance(table, DocumentTable) or not len(table) or not table.parts[0].sha256:
             return None, None
         file = table.file(0)
@@ -328,9 +336,9 @@ def _describe_documents(opened: BatchReader) -> tuple[dict[str, Any] | None, ZbE
     return found, None
 
 
-def _described_splits(opened: BatchReader) -> dict[str, Any]:
+def _described_splits(opened: Corpus) -> dict[str, Any]:
     """Return the splits of files in no store, whose names tell several; {} of others."""
-    if not isinstance(opened, CutReader):
+    if not isinstance(opened, StoreCorpus):
         return {}
     sizes = list(
         zip(opened.index.table.values["split"], opened.index.table.values["token_count"].tolist(), strict=True)

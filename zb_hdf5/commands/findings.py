@@ -19,15 +19,12 @@ from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_pat
 from zb_hdf5.files.publishing import NO_LOCKS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.packages import h5py, require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import STREAM_LAYOUT
+from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.format_list import flat_format
-from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import Shape
-from zb_hdf5.store.opening import open_found
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.opening import open_corpus
 
 GOOD_RUNS: Final = 4
 #: The last version of HDF5 that has them -> number of published holes: SECURITY.md names each, and its source.
@@ -65,17 +62,16 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
         findings += [Finding("file system", "ok", network or "local"), _locks(folder, network)]
     start_s = time.perf_counter()
     try:
-        found = found_at(path, read_as=read_as, split=split)
-        reader = open_found(found, Shape(1, 1) if found.layout == STREAM_LAYOUT else Shape())
+        corpus = open_corpus(path, read_as=read_as, split=split)
     except UnavailableError as error:
         return [*findings, Finding("open", "problem", message_of(error))]
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         return [*findings, Finding("open", "problem", str(error), "export HDF5_USE_FILE_LOCKING=FALSE")]
-    with reader:
+    with corpus:
         try:
-            first = reader.read_batch(0) if reader.num_batches else None
+            first = _first_batch(corpus)
             findings.append(Finding("filters", "ok", "none is missing"))
         except UnavailableError as error:
             first = None
@@ -83,8 +79,15 @@ def diagnose(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
         if first is not None:
             findings.append(Finding("first batch", "ok", f"after {(time.perf_counter() - start_s) * 1000:.1f} ms"))
         if not is_remote:
-            findings += [_layout(reader), _open_files(reader)]
+            findings += [_layout(corpus), _open_files(corpus)]
     return findings
+
+
+def _first_batch(corpus: Corpus) -> TokenArray | None:
+    """Return the first batch, or the first token of a stream; None if there is none."""
+    if not corpus.num_tokens:
+        return None
+    return corpus.tokens[:1] if corpus.is_stream else corpus.batches().read_batch(0)
 
 
 def _note_if(noted: bool, name: str, text: str, remedy: str) -> Finding:
@@ -133,20 +136,20 @@ def _locks(folder: Path, network: str | None) -> Finding:
     return Finding("locks", "ok", text)
 
 
-def _layout(reader: BatchReader) -> Finding:
-    if reader.tokens.wait is Wait.DECODE:
+def _layout(corpus: Corpus) -> Finding:
+    if corpus.tokens.wait is Wait.DECODE:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    extents = getattr(reader.tokens.open_file(0, 0).unchecked(), "extents", None)
-    found = describe_layout(extents, reader.meta.batch_bytes)
+    extents = getattr(corpus.tokens.open_file(0, 0).unchecked(), "extents", None)
+    found = describe_layout(extents, corpus.meta.batch_bytes)
     good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
     remedy = "convert it again, for faster reads"
-    if flat_format(reader.backend) is not None:  # its own program writes it like this
+    if flat_format(corpus.backend) is not None:  # its own program writes it like this
         remedy = "zb convert makes a store of it, whose reads are checked"
     return _note_if(not good, "layout", layout_text(found), remedy)
 
 
-def _open_files(reader: BatchReader) -> Finding:
-    shards = len(reader.paths) if isinstance(reader, StoreReader) else 1
+def _open_files(corpus: Corpus) -> Finding:
+    shards = len(corpus.files)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft one is raised when that is needed
     kept = min(shards, room_under(limit) // DESCRIPTORS_PER_MAPPED_FILE)
     text = f"hard limit {limit:,}: {kept:,} of {shards:,} shards stay open" if limit >= 0 else "no limit"

@@ -24,19 +24,17 @@ from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import any_path, read_whole
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.formats.windows import Windows
-from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.loader import Loader, batches_of_state
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT
-from zb_hdf5.store.cut_reader import CutReader
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import Shape
 from zb_hdf5.store.opening import open_for_loader
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
@@ -105,10 +103,10 @@ def origin_of_batch(
     tokenizer: str | None,
 ) -> Origin:
     """Return the origin of a stored batch, or of a batch of windows of a stream; `text` needs a tokenizer."""
-    with open_to_look(any_path(store), batch_size, seq_len, read_as, split) as reader:
-        records = records_of_batch(reader, batch)
+    with open_to_look(any_path(store), batch_size, seq_len, read_as, split) as batches:
+        records = records_of_batch(batches, batch)
         return _origin(
-            {"source": str(any_path(store))}, reader, records, reader.seq_len, text=text, tokenizer=tokenizer
+            {"source": str(any_path(store))}, batches, records, batches.seq_len, text=text, tokenizer=tokenizer
         )
 
 
@@ -149,7 +147,7 @@ def origins(
     for rank, (one, name, request) in enumerate(requests):
         records = records_in(request, one.plan.records_per_batch)
         origin = {"rank": rank, "source": name}
-        found.append(_origin(origin, one.reader, records, one.seq_len, text=text, tokenizer=tokenizer))
+        found.append(_origin(origin, one.batches, records, one.seq_len, text=text, tokenizer=tokenizer))
     return found
 
 
@@ -176,8 +174,8 @@ def loader_of_state(
     if len(stores) != 1:
         raise ArgumentError(f"{path}: is the state of one store, found {len(stores)} stores")
     options = _options(require_kind(path, state, "loader"), path)
-    reader = _opened(stores[0], state, path, batch_size, read_as, split)
-    loader = Loader(reader, rank=0, world_size=1, batch_size=batch_size, **options)
+    batches = _opened(stores[0], state, path, batch_size, read_as, split)
+    loader = Loader(batches, rank=0, world_size=1, batch_size=batch_size, **options)
     loader.load_state_dict(state)
     return loader
 
@@ -204,7 +202,7 @@ def _opened(
     batch_size: int | None = None,
     read_as: ReadAs = AS_STORED,
     split: str | None = None,
-) -> BatchReader:
+) -> Batches:
     """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
 
     Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
@@ -234,27 +232,27 @@ def _splits_of(store: str, read_as: ReadAs) -> list[str | None]:
 
 def _opened_split(
     store: str, state: dict[str, Any], path: Path, batch_size: int | None, read_as: ReadAs, split: str | None
-) -> BatchReader:
+) -> Batches:
     """Open a split, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
     is_tokens = found_at(store, read_as=read_as, split=split).layout == STREAM_LAYOUT
     try:
-        shape = Shape()
+        shape: tuple[int, ...] = ()
         if is_tokens:
             windows = Windows.in_fingerprint(fingerprint)
-            shape = Shape(windows.size, windows.stride, windows.overlap)
-        reader = open_for_loader(store, *shape, read_as=read_as, split=split)
+            shape = windows.size, windows.stride, windows.overlap
+        batches, _ = open_for_loader(store, *shape, read_as=read_as, split=split)
     except ArgumentError as error:
         raise StateError(f"{path}: the state names another store than {any_path(store)}: {error}") from error
-    if reader.foreign_dataset is not None and reader.fingerprint != fingerprint:
-        reader.close()
-        reader = open_for_loader(store, batch_size, state.get("seq_len"), 0, read_as=read_as, split=split)
-    found = reader.serving(fingerprint).fingerprint
+    if batches.corpus.foreign_dataset is not None and batches.fingerprint != fingerprint:
+        batches.close()
+        batches, _ = open_for_loader(store, batch_size, state.get("seq_len"), read_as=read_as, split=split)
+    found = batches_of_state(batches, fingerprint).fingerprint
     if found != fingerprint:
-        reader.close()
+        batches.close()
         facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
         raise StateError(f"{path}: the state names another store than {any_path(store)}: {facts}")
-    return reader
+    return batches
 
 
 def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]) -> dict[str, Any]:
@@ -272,30 +270,30 @@ def _options(state: Mapping[str, Any], path: Path, **more: tuple[type[Any], ...]
 
 def _origin(
     name: dict[str, Any],
-    reader: BatchReader,
+    batches: Batches,
     records: IndexArray,
     seq_len: int,
     *,
     text: bool,
     tokenizer: str | None,
 ) -> Origin:
-    known = tokenizer_to_look(reader, tokenizer) if text else None
+    known = tokenizer_to_look(batches, tokenizer) if text else None
     if text and known is None:
-        raise ArgumentError(f"{reader.path}: the tokenizer of its text is not known here; pass --tokenizer")
-    rows = rows_of(reader, records, seq_len) if reader.tells_documents or text else None
+        raise ArgumentError(f"{batches.path}: the tokenizer of its text is not known here; pass --tokenizer")
+    rows = rows_of(batches, records, seq_len) if batches.tells_documents or text else None
     title = f"rank {name['rank']}" if "rank" in name else ""
-    return Origin(title, name, list(_shards(reader, records, seq_len)), rows, known)
+    return Origin(title, name, list(_shards(batches, records, seq_len)), rows, known)
 
 
-def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
+def _shards(batches: Batches, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
     """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
     starts = np.zeros(1, np.int64)
-    paths = [reader.path]
-    if isinstance(reader, StoreReader):
-        starts = np.array(reader.tokens.starts)
-        paths = reader.paths
-    if isinstance(reader, CutReader):
-        for row, first in enumerate(first_tokens(reader, records, seq_len).tolist()):
+    corpus = batches.corpus
+    paths = corpus.files
+    if isinstance(corpus, StoreCorpus):
+        starts = np.array(corpus.tokens.starts)
+    if isinstance(corpus, StoreCorpus) and corpus.is_cut:
+        for row, first in enumerate(first_tokens(batches, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
                 number = int(starts.searchsorted(start, side="right")) - 1
@@ -303,9 +301,9 @@ def _shards(reader: BatchReader, records: IndexArray, seq_len: int) -> Iterator[
                 yield {"row": row, "shard": str(paths[number]), "start": start - base, "stop": stop - base}
         return
     rows = dict[int, list[int]]()
-    batch_tokens = reader.meta.batch_tokens
-    for record in (records // (reader.seq_len // seq_len)).tolist():
-        rows.setdefault(record // reader.batch_size, []).append(record % reader.batch_size)
+    batch_tokens = batches.meta.batch_tokens
+    for record in (records // (batches.seq_len // seq_len)).tolist():
+        rows.setdefault(record // batches.batch_size, []).append(record % batches.batch_size)
     for batch, numbers in rows.items():
         number = int(starts.searchsorted(batch * batch_tokens, side="right")) - 1
         yield {"shard": str(paths[number]), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}

@@ -30,7 +30,7 @@ from zb_hdf5.console import (
     printable,
 )
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.store.index import source_files
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer
@@ -117,7 +117,7 @@ def _length_facts(lengths: Counts) -> dict[str, float]:
 def report_page(
     numbers: dict[str, Any],
     found: Statistics,
-    reader: BatchReader,
+    batches: Batches,
     rows: list[Row],
     tokenizer: Tokenizer | None,
     description: dict[str, Any],
@@ -152,14 +152,14 @@ def report_page(
         "Tokens": _token_parts(found, numbers, tokenizer),
         "Documents": _document_parts(d, found, numbers["document_lengths"]),
         **({"Sources": [_sources(found)]} if found.sources else {}),
-        f"Repeated {found.unit}s": _duplicate_parts(found, reader, tokenizer),
+        f"Repeated {found.unit}s": _duplicate_parts(found, batches, tokenizer),
         "Samples": [_row(row, tokenizer) for row in rows],
     }
     content = [
         tag("h1", name),
         _health(d, found, making),
         tag("p", subtitle, class_="soft"),
-        _cards(d, found, numbers, reader),
+        _cards(d, found, numbers, batches),
         *([tag("p", sample, class_="box")] if found.tokens < found.num_tokens else []),
         *(tag("section", tag("h2", title), *parts) for title, parts in sections.items()),
         *([_footer(making)] if making else []),
@@ -223,7 +223,7 @@ def _splits(found: Statistics) -> Markup:
     return table(head, rows)
 
 
-def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader: BatchReader) -> Markup:
+def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], batches: Batches) -> Markup:
     copies, outside, vocab_size = (numbers[k] for k in ("duplicates", "tokens_outside_vocabulary", "vocab_size"))
     padding = 0 if found.packing is None else found.packing["padding"] / max(1, found.num_tokens)
     share = copies / max(1, found.units)
@@ -231,7 +231,7 @@ def _cards(d: dict[str, Any], found: Statistics, numbers: dict[str, Any], reader
     items = [
         (True, format_count(found.num_tokens), "tokens", False),
         (d["documents"], f"{d['documents'] or 0:,}", f"{noun}s", False),
-        (d["kind"] != "stream", f"{reader.num_records:,}", "records in batches", False),
+        (d["kind"] != "stream", f"{batches.num_records:,}", "records in batches", False),
         (found.packing, f"{padding:.2%}", "padding", padding > MUCH_PADDING),
         (True, f"{numbers['ids_used']:,}", f"ids used of {vocab_size:,}" if vocab_size else "ids used", False),
         (outside, f"{outside:,}", "tokens outside the vocabulary", True),
@@ -402,7 +402,7 @@ def _sources(found: Statistics) -> Markup:
     return table(["source", "#documents", "#tokens", "#share", ""], rows)
 
 
-def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenizer | None) -> list[Markup]:
+def _duplicate_parts(found: Statistics, batches: Batches, tokenizer: Tokenizer | None) -> list[Markup]:
     compared = f"{found.units:,} {found.unit}s"
     if found.packing is not None:
         compared += " that are there whole"
@@ -411,7 +411,7 @@ def _duplicate_parts(found: Statistics, reader: BatchReader, tokenizer: Tokenize
     share = found.duplicate_tokens / max(1, found.tokens)
     repeats = f"{found.duplicate_tokens:,} tokens, {share:.2%} of all"
     text = f"{found.duplicates:,} of the {compared} repeat an earlier one: {repeats}."
-    documents = reader.documents if found.unit == "document" else None
+    documents = batches.corpus.document_table if found.unit == "document" else None
     rows = []
     for group in found.duplicate_groups:
         units = ", ".join(f"{unit:,}" for unit in group.units[:UNITS_SHOWN])

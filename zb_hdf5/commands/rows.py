@@ -18,14 +18,13 @@ from zb_hdf5.console import columns_of, counted, printable
 from zb_hdf5.documents.metadata import Document, row_of_source
 from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import Shape, stream_index
-from zb_hdf5.store.opening import open_found
+from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
+from zb_hdf5.store.opening import open_corpus, shaped_batches
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs, tokenizer_of
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -142,32 +141,31 @@ def open_to_look(
     seq_len: int | None = None,
     read_as: ReadAs = AS_STORED,
     split: str | None = None,
-) -> BatchReader:
+) -> Batches:
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
-    found = found_at(path, read_as=read_as, split=split)
-    if found.layout != STREAM_LAYOUT:
-        return open_found(found, Shape(batch_size, seq_len))
-    index = stream_index(found)
-    length = min(STREAM_SEQ_LEN, max(1, index.token_count))
-    shape = Shape(batch_size or 1, seq_len or length)
-    return open_found(found, shape, index=index)
+    corpus = open_corpus(path, read_as=read_as, split=split)
+    with on_failure(corpus.close):
+        if corpus.is_stream:
+            batch_size = batch_size or 1
+            seq_len = seq_len or min(STREAM_SEQ_LEN, max(1, corpus.num_tokens))
+        return shaped_batches(corpus, batch_size, seq_len, read_as=read_as)
 
 
-def tokenizer_to_look(reader: BatchReader, asked: str | None) -> Tokenizer | None:
+def tokenizer_to_look(batches: Batches, asked: str | None) -> Tokenizer | None:
     """Return the tokenizer of a store: its file is looked for in its folder and the current one."""
-    folder = reader.path.parent if reader.path.name == INDEX_NAME else reader.path
-    return tokenizer_of(reader.meta.tokenizer, asked, (folder, folder.parent, Path()), reader.path)
+    folder = batches.path.parent if batches.path.name == INDEX_NAME else batches.path
+    return tokenizer_of(batches.meta.tokenizer, asked, (folder, folder.parent, Path()), batches.path)
 
 
-def records_of_batch(reader: BatchReader, batch: int) -> IndexArray:
+def records_of_batch(batches: Batches, batch: int) -> IndexArray:
     """Return the records of a stored batch."""
-    if not 0 <= batch < reader.num_batches:
-        raise BatchIndexError(f"{reader.path}: no batch {batch:,}: it has {reader.num_batches:,}, counted from 0")
-    return np.arange(batch * reader.batch_size, (batch + 1) * reader.batch_size)
+    if not 0 <= batch < batches.num_batches:
+        raise BatchIndexError(f"{batches.path}: no batch {batch:,}: it has {batches.num_batches:,}, counted from 0")
+    return np.arange(batch * batches.batch_size, (batch + 1) * batches.batch_size)
 
 
 def chosen_rows(
-    reader: BatchReader,
+    batches: Batches,
     *,
     batch: int | None = None,
     document: int | None = None,
@@ -176,34 +174,34 @@ def chosen_rows(
 ) -> list[Row]:
     """Return the rows of a batch, a document as one row, or `sample` of all rows: the same ones for the same seed."""
     if document is not None:
-        return [document_row(reader, document)]
+        return [document_row(batches, document)]
     if batch is not None:
-        return rows_of(reader, records_of_batch(reader, batch))
-    total = reader.num_records
-    return rows_of(reader, np.sort(GlobalOrder(total, seed, 0).indices(np.arange(min(total, sample)))))
+        return rows_of(batches, records_of_batch(batches, batch))
+    total = batches.num_records
+    return rows_of(batches, np.sort(GlobalOrder(total, seed, 0).indices(np.arange(min(total, sample)))))
 
 
-def rows_of(reader: BatchReader, records: IndexArray, seq_len: int | None = None) -> list[Row]:
-    """Return records of a reader, of `seq_len` tokens each, with their pieces, fields and spans."""
-    length = seq_len or reader.seq_len
-    tokens, fields = _read(reader, first_tokens(reader, records, length), np.full(len(records), length))
-    pieces = reader.read_pieces(records, length) if reader.tells_documents else padding(len(records), length)
+def rows_of(batches: Batches, records: IndexArray, seq_len: int | None = None) -> list[Row]:
+    """Return records of a batches, of `seq_len` tokens each, with their pieces, fields and spans."""
+    length = seq_len or batches.seq_len
+    tokens, fields = _read(batches, first_tokens(batches, records, length), np.full(len(records), length))
+    pieces = batches.read_pieces(records, length) if batches.tells_documents else padding(len(records), length)
     rows = []
     for number, (first, end) in enumerate(pairwise(pieces.ends.tolist())):
-        name = _name_of(reader, int(records[number]), length)
+        name = _name_of(batches, int(records[number]), length)
         here = slice(number * length, (number + 1) * length)
         runs = (pieces.columns[first:end].astype(np.int64), pieces.offsets[first:end])
-        rows.append(_row(reader, name, tokens[here], runs, {each: field[here] for each, field in fields.items()}))
+        rows.append(_row(batches, name, tokens[here], runs, {each: field[here] for each, field in fields.items()}))
     return rows
 
 
-def first_tokens(reader: BatchReader, records: Any, seq_len: int) -> Any:
-    """Return the positions of records of `seq_len` tokens, a divisor of those of the reader."""
-    parts = reader.seq_len // seq_len
-    return records // parts * reader.stride + records % parts * seq_len
+def first_tokens(batches: Batches, records: Any, seq_len: int) -> Any:
+    """Return the positions of records of `seq_len` tokens, a divisor of those of the batches."""
+    parts = batches.seq_len // seq_len
+    return records // parts * batches.stride + records % parts * seq_len
 
 
-def _read(reader: BatchReader, starts: IndexArray, lengths: IndexArray) -> tuple[TokenArray, Values]:
+def _read(batches: Batches, starts: IndexArray, lengths: IndexArray) -> tuple[TokenArray, Values]:
     """Return the tokens of ranges, one after the other, and the values of their fields."""
 
     def read(tokens: Tokens, size: int) -> npt.NDArray[Any]:
@@ -213,28 +211,28 @@ def _read(reader: BatchReader, starts: IndexArray, lengths: IndexArray) -> tuple
         return out
 
     fields = {
-        field.name: read(reader.field(field.name).tokens, field.size).reshape(-1, *field.shape)
-        for field in reader.meta.fields
+        field.name: read(batches.field(field.name).tokens, field.size).reshape(-1, *field.shape)
+        for field in batches.meta.fields
     }
-    return read(reader.tokens, 1), fields
+    return read(batches.tokens, 1), fields
 
 
-def _name_of(reader: BatchReader, record: int, seq_len: int) -> str:
-    if reader.layout == STREAM_LAYOUT:
-        start = first_tokens(reader, record, seq_len)
+def _name_of(batches: Batches, record: int, seq_len: int) -> str:
+    if batches.corpus.is_stream:
+        start = first_tokens(batches, record, seq_len)
         return f"tokens {start:,} to {start + seq_len:,}"
-    stored, part = divmod(record, reader.seq_len // seq_len)
-    batch, row = divmod(stored, reader.batch_size)
+    stored, part = divmod(record, batches.seq_len // seq_len)
+    batch, row = divmod(stored, batches.batch_size)
     name = f"batch {batch:,} row {row:,}"
     return f"{name} from its token {part * seq_len:,}" if part else name
 
 
-def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, fields: Values) -> Row:
+def _row(batches: Batches, name: str, tokens: TokenArray, pieces: Runs, fields: Values) -> Row:
     """Return a row of pieces: their columns, and their offsets in the document stream."""
     columns, offsets = pieces
-    table = reader.documents
+    table = batches.corpus.document_table
     # tokens after the last document of a stream are text too: a killed writer left them there
-    numbers = np.where(offsets == np.uint64(NO_DOCUMENT), PADDING if reader.has_padding else UNKNOWN, UNKNOWN)
+    numbers = np.where(offsets == np.uint64(NO_DOCUMENT), PADDING if batches.has_padding else UNKNOWN, UNKNOWN)
     if table is None:
         return Row(name, tokens, columns, numbers, np.zeros_like(columns), fields)
     found = table.number_of(offsets)
@@ -256,41 +254,41 @@ def _row(reader: BatchReader, name: str, tokens: TokenArray, pieces: Runs, field
     return Row(name, tokens, columns, numbers, within, fields, spans, known)
 
 
-def document_row(reader: BatchReader, number: int) -> Row:
+def document_row(batches: Batches, number: int) -> Row:
     """Return the tokens of one document that are in the store; of batches, from the pieces of all records."""
-    table = reader.documents
-    if table is None or not reader.has_pieces:
-        raise BackendError(f"{reader.path}: holds no documents; look at a batch or sample, or convert again from text")
+    table = batches.corpus.document_table
+    if table is None or not batches.has_pieces:
+        raise BackendError(f"{batches.path}: holds no documents; look at a batch or sample, or convert again from text")
     name = f"document {number:,}"
     document = table.document(number)
-    offsets, starts, lengths = _runs_of(reader, document)
-    tokens, fields = _read(reader, starts, lengths)
-    if reader.has_padding and len(starts):
-        first, *others = np.unique(starts // reader.seq_len).tolist()
-        place = _name_of(reader, first, reader.seq_len)
+    offsets, starts, lengths = _runs_of(batches, document)
+    tokens, fields = _read(batches, starts, lengths)
+    if batches.has_padding and len(starts):
+        first, *others = np.unique(starts // batches.seq_len).tolist()
+        place = _name_of(batches, first, batches.seq_len)
         name += f" ({place} and {counted(len(others), 'more row')})" if others else f" ({place})"
     if left := document.length - len(tokens):
         name += f", less {left:,} tokens that are not in the store"
     columns = np.cumsum(lengths) - lengths
     begins = np.append(True, np.diff(offsets - columns) != 0)[: len(offsets)]  # the others go on where one ends
-    return _row(reader, name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields)
+    return _row(batches, name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields)
 
 
-def _runs_of(reader: BatchReader, document: Document) -> IndexArray:
+def _runs_of(batches: Batches, document: Document) -> IndexArray:
     """Return the offsets, positions and lengths of the stored ranges of a document, shape (3, R), by offset."""
     start = document.offset
     stop = start + document.length
-    if not reader.has_padding:  # a stream holds it as one range; one of no tokens has none
+    if not batches.has_padding:  # a stream holds it as one range; one of no tokens has none
         return np.array([[start], [start], [document.length]])[:, : document.length]
-    found = np.concatenate([each[:, (start <= each[0]) & (each[0] < stop)] for each in scan_pieces(reader)], axis=1)
+    found = np.concatenate([each[:, (start <= each[0]) & (each[0] < stop)] for each in scan_pieces(batches)], axis=1)
     return found[:, np.argsort(found[0], kind="stable")]
 
 
-def scan_pieces(reader: BatchReader) -> Iterator[IndexArray]:
+def scan_pieces(batches: Batches) -> Iterator[IndexArray]:
     """Yield the offsets (-1: padding), positions and lengths of all pieces, shape (3, P), of some records at a time."""
-    for first in range(0, max(1, reader.num_records), RECORDS_AT_ONCE):
-        pieces = reader.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, reader.num_records)))
-        yield np.stack([pieces.offsets.view(np.int64), first * reader.seq_len + pieces.starts, pieces.lengths])
+    for first in range(0, max(1, batches.num_records), RECORDS_AT_ONCE):
+        pieces = batches.read_pieces(np.arange(first, min(first + RECORDS_AT_ONCE, batches.num_records)))
+        yield np.stack([pieces.offsets.view(np.int64), first * batches.seq_len + pieces.starts, pieces.lengths])
 
 
 def summary_of_field(values: npt.NDArray[Any]) -> str:

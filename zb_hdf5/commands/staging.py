@@ -16,10 +16,9 @@ from zb_hdf5.console import Progress
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import records_in
-from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.cache import Cache, column_of
 
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
@@ -51,18 +50,18 @@ def stage_batches(
     """
     with loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
-        cache.attach(loader.reader)
-        readers = [loader.reader, *map(loader.reader.field, fields)]
+        batches = Batches(cache.over(loader.batches), loader.batches.windows)
+        columns = [batches, *map(batches.field, fields)]
         needed = batches_of_ranks(loader, ranks, world_size)
         if not needed.size:  # the state is at the end of its epoch
             loader.set_epoch(loader.epoch + 1)
             needed = batches_of_ranks(loader, ranks, world_size)
-        return {"unit": unit_of(loader.reader), **stage_units(readers, needed, progress)}
+        return {"unit": unit_of(batches.corpus), **stage_units(columns, needed, progress)}
 
 
-def unit_of(reader: BatchReader) -> str:
-    """Return the noun for what a cache keeps of a reader as a whole."""
-    return "chunk" if reader.layout == STREAM_LAYOUT else "batch"
+def unit_of(corpus: Corpus) -> str:
+    """Return the noun for what a cache keeps of a corpus as a whole."""
+    return "chunk" if corpus.is_stream else "batch"
 
 
 def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> npt.NDArray[np.int64]:
@@ -71,7 +70,7 @@ def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> n
     The rest after the last whole batch counts as one.
     """
     position = loader.state_dict()["position"]
-    needed = np.zeros(loader.reader.num_batches + 1, bool)
+    needed = np.zeros(loader.batches.num_batches + 1, bool)
     for rank in ranks:
         plan = replace(loader.plan, rank=rank, world_size=world_size)
         for request in plan.requests_from(position):
@@ -79,27 +78,27 @@ def batches_of_ranks(loader: Loader, ranks: Iterable[int], world_size: int) -> n
     return np.flatnonzero(needed)
 
 
-def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progress: Progress) -> dict[str, int]:
-    """Copy the units of batches, or chunks of a stream, to the caches of their readers, until these are full.
+def stage_units(columns: list[Batches], needed: npt.NDArray[np.int64], progress: Progress) -> dict[str, int]:
+    """Copy the units of batches, or chunks of a stream, to the caches of their columns, until these are full.
 
     Returns how many "units" and "num_bytes" the ranks will read, and how many units were "present" and are "copied".
     """
     report = dict.fromkeys(("units", "num_bytes", "present", "copied"), 0)
     todo = []
-    for reader in readers:
-        column = column_of(reader)
-        units = units_of(reader, needed)
+    for batches in columns:
+        column = column_of(batches.corpus)
+        units = units_of(batches, needed)
         absent = units[[not column.has(number) for number in units.tolist()]]
         present = len(units) - len(absent)
-        unit_bytes = reader.tokens.unit * reader.dtype.itemsize
+        unit_bytes = batches.tokens.unit * batches.dtype.itemsize
         report["units"] += len(units)
         report["num_bytes"] += len(units) * unit_bytes
         report["present"] += present
         progress.advance(0, report["num_bytes"])
         progress.keep(present * unit_bytes)
-        todo.append((reader, column, absent, unit_bytes))
-    for reader, column, absent, unit_bytes in todo:
-        read = partial(_copy, reader.tokens, unit_bytes, progress)
+        todo.append((batches.tokens, column, absent, unit_bytes))
+    for tokens, column, absent, unit_bytes in todo:
+        read = partial(_copy, tokens, unit_bytes, progress)
         for _ in read_ahead(read, runs_of(absent, unit_bytes), 2 * THREADS, threads=THREADS):
             if column.full:
                 break
@@ -109,12 +108,12 @@ def stage_units(readers: list[BatchReader], needed: npt.NDArray[np.int64], progr
     return report
 
 
-def units_of(reader: BatchReader, batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def units_of(batches: Batches, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the units of the tokens that lie in some batches, ascending."""
-    unit = reader.tokens.unit
-    batch_tokens = reader.batch_size * reader.stride
-    firsts = batches * batch_tokens // unit
-    stops = np.minimum((batches + 1) * batch_tokens + reader.overlap, reader.tokens.num_tokens)
+    unit = batches.tokens.unit
+    batch_tokens = batches.batch_size * batches.stride
+    firsts = numbers * batch_tokens // unit
+    stops = np.minimum((numbers + 1) * batch_tokens + batches.overlap, batches.tokens.num_tokens)
     lasts = (stops - 1) // unit
     most = int((lasts - firsts).max(initial=0)) + 1
     return np.unique(np.minimum(firsts[:, np.newaxis] + np.arange(most), lasts[:, np.newaxis]))

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from zb_hdf5.commands.rows import scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.spec import TokenArray
-from zb_hdf5.store.shards import StoreReader
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 Counts = npt.NDArray[np.int64]
 
@@ -100,19 +99,20 @@ class Units:
         Positions where the tokens of a split begin, and its name; of one split, or of a lone file, none.
     """
 
-    def __init__(self, opened: BatchReader, sampled: bool) -> None:
-        found = opened.compared_tokens()
+    def __init__(self, opened: Batches, sampled: bool) -> None:
+        corpus = opened.corpus
+        found = corpus.compared_tokens()
         self._tokens = opened.tokens if found is None else found
         self._owned = None if found is opened.tokens else found
         self.compared = found is not None
         self.splits = _splits_of(opened)
         self.packing: dict[str, int] | None = None
-        if isinstance(opened, WindowReader):
-            self.unit = "document" if opened.has_documents or opened.index.backends[0] == "hdf5" else "file"
+        if isinstance(corpus, StoreCorpus) and corpus.is_stream:
+            self.unit = "document" if corpus.has_documents or corpus.index.backends[0] == "hdf5" else "file"
             self.step = STREAM_TOKENS
-            edges = opened.doc_offsets.view(np.int64)
-            if edges[-1] < opened.num_tokens:  # a killed writer left tokens after its last document
-                edges = np.append(edges, opened.num_tokens)
+            edges = corpus.doc_offsets.view(np.int64)
+            if edges[-1] < corpus.num_tokens:  # a killed writer left tokens after its last document
+                edges = np.append(edges, corpus.num_tokens)
         else:
             self.unit = "record"
             together = 1 if sampled else max(1, READ_BYTES // opened.meta.batch_bytes)
@@ -125,14 +125,14 @@ class Units:
         self.units = np.flatnonzero(self.sizes)
         self.starts = edges[self.units]
         self.within = np.zeros_like(self.units)
-        if opened.has_padding and opened.documents is not None:
-            self._use_documents(opened, opened.documents)
+        if opened.has_padding and corpus.document_table is not None:
+            self._use_documents(opened, corpus.document_table)
 
-    def _use_documents(self, reader: BatchReader, table: DocumentTable) -> None:
+    def _use_documents(self, batches: Batches, table: DocumentTable) -> None:
         """Make each document of batches a unit, whichever records hold its pieces."""
         self.unit = "document"
         begins = table.offsets.view(np.int64)
-        offsets, self.starts, lengths = np.concatenate([*scan_pieces(reader)], axis=1)
+        offsets, self.starts, lengths = np.concatenate([*scan_pieces(batches)], axis=1)
         self.units = table.number_of(offsets.view(np.uint64))
         self.sizes = np.diff(begins)
         is_text = self.units >= 0
@@ -149,7 +149,7 @@ class Units:
         }
 
     def close(self) -> None:
-        """Close what this has opened, and not the reader."""
+        """Close what this has opened, and not the batches."""
         if self._owned is not None:
             self._owned.close()
 
@@ -193,12 +193,13 @@ class Units:
         return np.diff(starts, append=stop), self.units[first:last], within
 
 
-def _splits_of(opened: BatchReader) -> list[tuple[int, str]]:
+def _splits_of(opened: Batches) -> list[tuple[int, str]]:
     """Return where the tokens of each split begin, and its name; [] of one split, or of a file without any."""
-    if not isinstance(opened, StoreReader | WindowReader):
+    corpus = opened.corpus
+    if not isinstance(corpus, StoreCorpus):
         return []
-    sizes = [each.token_count for each in opened.index.shards]
-    names = opened.index.table.values["split"]
+    sizes = [each.token_count for each in corpus.index.shards]
+    names = corpus.index.table.values["split"]
     begins = np.cumsum([0, *sizes[:-1]]).tolist()
     found = [
         (begin, name)
@@ -208,7 +209,7 @@ def _splits_of(opened: BatchReader) -> list[tuple[int, str]]:
     return found if len(found) > 1 and len({name for _, name in found}) == len(found) else []
 
 
-def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
+def measure(opened: Batches, sample_batches: int | None, progress: Callable[[int, int], None]) -> Statistics:
     """Count the tokens of a file or store, or of evenly spread batches, and find repeated units.
 
     It takes 40 bytes of memory for each unit, 24 for each run of one, and 300 for each unit that may be repeated.
@@ -220,7 +221,7 @@ def measure(opened: BatchReader, sample_batches: int | None, progress: Callable[
 
 
 def _measured(
-    opened: BatchReader, source: Units, sample_batches: int | None, progress: Callable[[int, int], None]
+    opened: Batches, source: Units, sample_batches: int | None, progress: Callable[[int, int], None]
 ) -> Statistics:
     """Return the numbers of `measure`."""
     groups = _sampled(source.cuts, sample_batches)
@@ -244,7 +245,7 @@ def _measured(
         uncounted=int(tally.seen.sum() - tally.counts.sum()),
         lengths=None if source.unit == "record" else source.sizes,
         packing=source.packing,
-        sources=_sources(opened.documents if source.unit == "document" else None),
+        sources=_sources(opened.corpus.document_table if source.unit == "document" else None),
         duplicates=sum(len(group.units) - 1 for group in duplicates),
         duplicate_tokens=sum(group.repeated for group in duplicates),
         duplicate_groups=duplicates[:MAX_GROUPS],

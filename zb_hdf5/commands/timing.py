@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from zb_hdf5.errors import ArgumentError, ChecksumError, ZbError, counted
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.steps import may_overflow
@@ -106,19 +106,19 @@ class WayTimes:
         }
 
 
-def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Way]:
+def ways_of(path: Path, batches: Batches, options: dict[str, Any]) -> list[Way]:
     """Return the ways that fit a path: the default first, the limit last.
 
     Parameters
     ----------
     path
         The data.
-    reader
+    batches
         They, opened: for its format.
     options
         The options of `Loader` that shape and choose the data.
     """
-    is_checked = reader.verified != "none"
+    is_checked = batches.verified != "none"
 
     def way(name: str, checked: bool = is_checked, kind: str = "setting", **more: Any) -> Way:
         return Way(name, partial(_open_loader, path, {**options, **more}), checked, kind)
@@ -126,11 +126,11 @@ def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Wa
     ways = [way(DEFAULT)]
     if is_checked:
         ways.append(way('verify="none"', checked=False, verify="none"))
-    is_narrow = _fits_int32(path, reader, options)
+    is_narrow = _fits_int32(path, batches, options)
     if isinstance(path, RemotePath):
         ways.append(way("prefetch=16", prefetch=16))
         return [*ways, way("int32", kind="other", dtype=torch.int32)] if is_narrow else ways
-    has_extents = reader.tokens.wait is Wait.LOCAL and reader.access != "h5py"
+    has_extents = batches.tokens.wait is Wait.LOCAL and batches.access != "h5py"
     if has_extents:
         ways += [way(f'access="{name}"', access=name) for name in ("mmap", "pread")]
     ways.append(way("prefetch=4", prefetch=4))
@@ -139,18 +139,18 @@ def ways_of(path: Path, reader: BatchReader, options: dict[str, Any]) -> list[Wa
     if is_narrow:
         ways.append(way("dtype=torch.int32", checked=False, kind="other", dtype=torch.int32))
     ways.append(way('shuffle="records"', checked=False, kind="other", shuffle="records"))
-    if has_extents and not _joins_records(path, reader, options):
+    if has_extents and not _joins_records(path, batches, options):
         ways.append(Way("bare mapping", partial(_bare, path, options), False, "limit"))
     return ways
 
 
-def _fits_int32(path: Path, reader: BatchReader, options: dict[str, Any]) -> bool:
+def _fits_int32(path: Path, batches: Batches, options: dict[str, Any]) -> bool:
     """Return whether int32 holds the ids of a pass: by the facts of the data, else by reading one."""
-    if not may_overflow(reader, np.dtype(np.int32)):
+    if not may_overflow(batches, np.dtype(np.int32)):
         return True
-    batches, close = _open_loader(path, {**options, "dtype": torch.int32})
+    steps, close = _open_loader(path, {**options, "dtype": torch.int32})
     try:
-        for _ in islice(batches, steps_of(path, reader)):
+        for _ in islice(steps, steps_of(path, batches)):
             pass
     except ArgumentError:
         return False
@@ -159,11 +159,11 @@ def _fits_int32(path: Path, reader: BatchReader, options: dict[str, Any]) -> boo
     return True
 
 
-def _joins_records(path: Path, reader: BatchReader, options: dict[str, Any]) -> bool:
+def _joins_records(path: Path, batches: Batches, options: dict[str, Any]) -> bool:
     """Return whether batches are joined of stored records: a loader shuffles these, and a mapping has no such order."""
     try:
         with open_reader(path, **{**options, "batch_size": None, "seq_len": None}) as stored:
-            return stored.batch_size != reader.batch_size
+            return stored.batch_size != batches.batch_size
     except ArgumentError:  # a token stream, whose windows need a shape
         return False
 
@@ -180,16 +180,16 @@ def _data_loader(path: Path, options: dict[str, Any], workers: int) -> tuple[Ite
 
 def _bare(path: Path, options: dict[str, Any]) -> tuple[Iterator[Any], Callable[[], None]]:
     """Widen views of a mapping in the order of the default loader, without a check, and without a loader."""
-    reader = open_reader(path, **{**options, "access": "mmap", "verify": "none"})
-    order = make_order("global", reader.num_batches, seed=SEED, epoch=0, records_per_batch=reader.batch_size)
-    numbers = order.indices(np.arange(reader.num_batches)).tolist()
-    size = reader.batch_size * reader.seq_len
-    shape = (reader.batch_size, reader.seq_len)
-    flat = reader.tokens.flat()
+    batches = open_reader(path, **{**options, "access": "mmap", "verify": "none"})
+    order = make_order("global", batches.num_batches, seed=SEED, epoch=0, records_per_batch=batches.batch_size)
+    numbers = order.indices(np.arange(batches.num_batches)).tolist()
+    size = batches.batch_size * batches.seq_len
+    shape = (batches.batch_size, batches.seq_len)
+    flat = batches.tokens.flat()
     if flat is None:  # several files
-        return (torch.from_numpy(reader.read_batch(number).astype(np.int64)) for number in numbers), reader.close
+        return (torch.from_numpy(batches.read_batch(number).astype(np.int64)) for number in numbers), batches.close
     views = (flat[number * size : (number + 1) * size].reshape(shape) for number in numbers)
-    return (torch.from_numpy(view.astype(np.int64)) for view in views), reader.close
+    return (torch.from_numpy(view.astype(np.int64)) for view in views), batches.close
 
 
 def require_equal(ways: Sequence[Way], path: Path) -> None:
@@ -311,11 +311,11 @@ def machine() -> str:
     )
 
 
-def steps_of(path: Path, reader: BatchReader) -> int:
+def steps_of(path: Path, batches: Batches) -> int:
     """Return the steps of a timed pass; an error for data of one batch, which have no later step."""
-    if reader.num_batches < 2:
+    if batches.num_batches < 2:
         raise ZbError(
-            f"{path}: expected at least 2 batches to time, found {reader.num_batches:,}; pass a smaller batch_size"
+            f"{path}: expected at least 2 batches to time, found {batches.num_batches:,}; pass a smaller batch_size"
         )
-    batch_bytes = reader.meta.batch_bytes
-    return max(2, min(reader.num_batches, PASS_BYTES[isinstance(path, RemotePath)] // batch_bytes))
+    batch_bytes = batches.meta.batch_bytes
+    return max(2, min(batches.num_batches, PASS_BYTES[isinstance(path, RemotePath)] // batch_bytes))

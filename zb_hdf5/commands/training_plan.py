@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import counted, format_bytes
 from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.hdf5.h5_file import OPEN_H5
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
@@ -121,29 +121,29 @@ def opens_below(path: Path) -> Iterator[list[str]]:
         _opened = None
 
 
-def files_of_rank(plan: StepPlan, reader: BatchReader) -> tuple[set[int], bool]:
+def files_of_rank(plan: StepPlan, batches: Batches) -> tuple[set[int], bool]:
     """Return the files that hold the tokens of a rank in an epoch, and whether all of its steps were looked at."""
-    num_files = len(reader.tokens.starts) - 1
+    num_files = len(batches.tokens.starts) - 1
     found: set[int] = set()
     steps = 0
     for block in plan.blocks_from(0):
         if steps >= COUNTED_STEPS or len(found) == num_files:
             return found, len(found) == num_files
-        found |= _files_of_reads(plan, reader, block)
+        found |= _files_of_reads(plan, batches, block)
         steps += len(block)
     return found, True
 
 
-def _files_of_reads(plan: StepPlan, reader: BatchReader, reads: npt.NDArray[np.int64]) -> set[int]:
+def _files_of_reads(plan: StepPlan, batches: Batches, reads: npt.NDArray[np.int64]) -> set[int]:
     """Return the files of some reads: numbers of stored batches, 1-D, or of records."""
-    windows = reader.windows
+    windows = batches.windows
     parts = plan.records_per_batch // windows.size
     length = windows.length // parts
     if reads.ndim == 1:
         first, count = reads * windows.batch_stride, windows.batch_stride + windows.overlap
     else:
         first, count = windows.starts(reads.reshape(-1), length), length
-    edges = np.array(reader.tokens.starts)
+    edges = np.array(batches.tokens.starts)
     low = edges.searchsorted(first, side="right") - 1
     high = edges.searchsorted(np.minimum(first + count, edges[-1]) - 1, side="right") - 1
     found: set[int] = set()
@@ -168,7 +168,7 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         loader: Loader = Loader(path, rank=0, world_size=job.ranks, **options)
     opening_s = time.perf_counter() - begun_s
     with loader:
-        at_hand = set(loader.reader.tokens.known)  # the files that are open now are not opened again
+        at_hand = set(loader.batches.tokens.known)  # the files that are open now are not opened again
         figures = _figures_of_steps(loader, job)
         figures |= _figures_of_bytes(loader, job)
         if not isinstance(path, RemotePath):
@@ -196,10 +196,10 @@ def _figures_of_steps(loader: Loader, job: Job) -> dict[str, Figure]:
 
 
 def _figures_of_bytes(loader: Loader, job: Job) -> dict[str, Figure]:
-    reader = loader.reader
-    of_rank = loader.batch_size * loader.seq_len * reader.dtype.itemsize
+    batches = loader.batches
+    of_rank = loader.batch_size * loader.seq_len * batches.dtype.itemsize
     of_node = of_rank * job.ranks_of_a_node
-    whole = reader.tokens.num_tokens * reader.dtype.itemsize
+    whole = batches.tokens.num_tokens * batches.dtype.itemsize
     share = min(whole, of_node * len(loader))
     memory = memory_limit()
     fits = "fits" if share <= memory else "does not fit"
@@ -236,7 +236,7 @@ def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[
     later = []
     is_whole = True
     for rank in chosen:
-        files, all_steps = files_of_rank(replace(loader.plan, rank=rank), loader.reader)
+        files, all_steps = files_of_rank(replace(loader.plan, rank=rank), loader.batches)
         is_whole = is_whole and all_steps
         later.append(len(files - at_hand))
     of_rank = len(opened) + max(later)
@@ -249,8 +249,8 @@ def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[
         "opens_per_epoch": Figure(of_rank, "counted", f"{least}{counted(of_rank, 'open')} of the rank with most"),
         "opens_of_all": Figure(total, how, f"{least}{counted(total, 'open')} of {counted(job.ranks, 'rank')}"),
     }
-    if loader.reader.verified == "whole reads":
-        figures["proof_bytes"] = _bytes_of_proofs(loader.reader, max(later))
+    if loader.batches.verified == "whole reads":
+        figures["proof_bytes"] = _bytes_of_proofs(loader.batches, max(later))
     if index_bytes:
         every = index_bytes * job.nodes
         figures["index_bytes"] = Figure(
@@ -261,10 +261,10 @@ def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[
     return figures
 
 
-def _bytes_of_proofs(reader: BatchReader, num_files: int) -> Figure:
+def _bytes_of_proofs(batches: Batches, num_files: int) -> Figure:
     """Return the bytes by which a rank proves files at their first reads: of each a batch and all crc32 values."""
-    crc32_bytes = round(CRC32_BYTES * reader.num_batches * num_files / (len(reader.tokens.starts) - 1))
-    total = num_files * reader.meta.batch_bytes + crc32_bytes
+    crc32_bytes = round(CRC32_BYTES * batches.num_batches * num_files / (len(batches.tokens.starts) - 1))
+    total = num_files * batches.meta.batch_bytes + crc32_bytes
     return Figure(
         total, "arithmetic", f"{format_bytes(total)} of a rank in an epoch: a batch and the crc32 values of each shard"
     )

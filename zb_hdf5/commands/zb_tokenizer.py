@@ -59,7 +59,7 @@ def zb_tokenizer_train(
     """
     from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
     from zb_hdf5.files.named_splits import AUTO_SPLIT
-    from zb_hdf5.text.corpus import open_documents
+    from zb_hdf5.text.text_corpus import open_documents
     from zb_hdf5.text.training import files_of_split, train_tokenizer
 
     found = open_documents(src, column=text_column, max_line=max_line)

@@ -1,4 +1,4 @@
-"""The documents of the records of a reader: the pieces in each record, and the table of all."""
+"""The documents of the tokens of a corpus: the pieces in its records, and the table of all."""
 
 from __future__ import annotations
 
@@ -20,20 +20,30 @@ if TYPE_CHECKING:
 def pieces_of_parts(
     read: Callable[[npt.NDArray[np.int64]], Pieces], numbers: npt.NDArray[np.int64], parts: int, length: int
 ) -> Pieces:
-    """Return the pieces of parts of records; `read` returns those of whole records. See `RecordDocuments`."""
+    """Return the pieces of parts of records, cut at the ends of the parts.
+
+    Parameters
+    ----------
+    read
+        Returns the pieces of whole records.
+    numbers
+        Numbers of parts: part p is part `p % parts` of record `p // parts`.
+    parts, length
+        The number of parts of a record, and the tokens of each.
+    """
     records, places = np.unique(numbers // parts, return_inverse=True)
     return read(records).cut(length).take(places * parts + numbers % parts)
 
 
 class RecordDocuments(ABC):
-    """The documents of the records of a reader, from files that are opened by their numbers. Thread-safe, picklable.
+    """The documents of the tokens of a corpus, from files that are opened by their numbers. Thread-safe, picklable.
 
     Parameters
     ----------
     path
-        The path of the reader.
+        The path of the corpus.
     access
-        The access of the reader: with "pread" nothing is mapped.
+        The access of the corpus: with "pread" nothing is mapped.
     """
 
     def __init__(self, path: Path, access: str) -> None:
@@ -55,20 +65,16 @@ class RecordDocuments(ABC):
         """Open a file; the caller closes it."""
 
     @abstractmethod
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        """Return the pieces of records that exist."""
-
-    def read_parts(self, numbers: npt.NDArray[np.int64], parts: int, length: int) -> Pieces:
-        """Return the pieces of parts of records, cut at the ends of the parts.
+    def read_pieces(self, starts: npt.NDArray[np.int64], length: int) -> Pieces:
+        """Return the pieces of runs of tokens that exist, each of which is one row of the pieces.
 
         Parameters
         ----------
-        numbers
-            Numbers of parts: part p is part `p % parts` of record `p // parts`.
-        parts, length
-            The number of parts of a record, and the tokens of each.
+        starts
+            The first token of each run, in the order of the tokens. Stored records have runs that divide them.
+        length
+            The tokens of each run.
         """
-        return pieces_of_parts(self.read_pieces, numbers, parts, length)
 
     def documents(self) -> DocumentTable | None:
         """Return the table of all documents, where one is stored."""

@@ -112,6 +112,23 @@ class Tokens(ABC):
         """Fill `out`, shape `(n, L)`, with the L tokens from each of `starts`, int64 `(n,)`. Raises as `read`."""
         self.read(zip(starts.tolist(), out, strict=True))
 
+    def __getitem__(self, run: slice) -> TokenArray:
+        """Return consecutive tokens: 1-D, read-only where it is a view of a mapping. Ends are cut as those of a list.
+
+        Raises
+        ------
+        ArgumentError
+            If it is one position, or a slice with a step.
+        """
+        if not isinstance(run, slice) or run.step not in (None, 1):
+            raise ArgumentError(f"{self.name}: expected a slice of tokens without a step, found [{run!r}]")
+        start, stop, _ = run.indices(self.num_tokens)
+        found = self.view(start, stop - start) if start < stop else None
+        if found is None:
+            found = np.empty(max(0, stop - start), self.dtype)
+            self.read([(start, found)] if start < stop else [])
+        return found
+
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         """Return consecutive tokens, 1-D, as a view of a mapping; None if no mapping holds them together.
 

@@ -16,7 +16,7 @@ from zb_hdf5.spec import StoreMeta, TokenArray
 
 
 class Digested(Protocol):
-    """Batches with the digests that are stored with them. A `BatchReader` has these members."""
+    """Batches with the digests that are stored with them. A `Corpus` has these members."""
 
     path: Path
     meta: StoreMeta
@@ -47,7 +47,7 @@ class BatchDigests:
         self._batches = batches
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._batches!r})"
+        return f"{type(self).__name__}({str(self._batches.path)!r})"
 
     def crc32(self) -> npt.NDArray[np.uint32] | None:
         """Return the crc32 of each batch as stored, or None where none are."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 
 
 class BrokenFile(NamedTuple):
@@ -15,14 +15,14 @@ class BrokenFile(NamedTuple):
 
     Attributes
     ----------
-    reader
-        Reads the batches that may hold.
+    corpus
+        The batches that may hold.
     crc32
         The stored crc32 of each batch; None where there are none.
     reason
         The damage that is known already, or "".
     """
 
-    reader: BatchReader
+    corpus: Corpus
     crc32: npt.NDArray[np.uint32] | None
     reason: str

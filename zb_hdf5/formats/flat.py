@@ -29,7 +29,7 @@ from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
@@ -85,8 +85,8 @@ def documents_sha256(offsets: npt.NDArray[np.uint64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(offsets, "<u8")).hexdigest()
 
 
-class FlatReader(BatchReader):
-    """Reads a flat file as the chunks of a stream. See `BatchReader`.
+class FlatCorpus(Corpus):
+    """A flat file as the chunks of a stream. See `Corpus`.
 
     Digests cover the ids as the file has them: `groups` yields these until `check_reads`, from which on ids have the
     dtype of the stream.
@@ -104,7 +104,7 @@ class FlatReader(BatchReader):
     cure: ClassVar[str] = "restore it"
 
     def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, digest: FlatDigest | None) -> None:
-        super().__init__(path, meta, -(-tokens.num_tokens // meta.chunk_tokens), tokens)
+        super().__init__(path, meta, tokens)
         self._digest = digest
         if digest is not None:
             self.sha256 = digest.sha256
@@ -277,7 +277,7 @@ class FlatFormat(Format, ABC):
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
-    ) -> FlatReader:
+    ) -> FlatCorpus:
         """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its reader needs.
 
         Parameters
@@ -303,16 +303,16 @@ class FlatFormat(Format, ABC):
             return self._open_field(found, meta, access, identity)
         known = identity or found.identity
         tokens = _open_run(path, found.dtype, found.num_tokens, access, known, found.byte_offset)
-        return FlatReader(path, meta, tokens, digest)
+        return FlatCorpus(path, meta, tokens, digest)
 
-    def _open_field(self, found: FlatTokens, meta: StoreMeta, access: str, identity: Identity | None) -> FlatReader:
+    def _open_field(self, found: FlatTokens, meta: StoreMeta, access: str, identity: Identity | None) -> FlatCorpus:
         """Open the values of a field, of which no digests are made."""
         field = meta.field
         if field is None or field not in found.fields:
             raise FormatError(f"{found.path}: was replaced: expected {meta.column} with it, found none; open it again")
         path = self.file_of_field(found.path, field.name)
         tokens = _open_run(path, field.dtype, found.num_tokens * field.size, access, identity)
-        return FlatReader(path, meta, tokens, None)
+        return FlatCorpus(path, meta, tokens, None)
 
 
 def require_few_empty(path: str | os.PathLike[str], count: int, noun: str, num_tokens: int) -> None:

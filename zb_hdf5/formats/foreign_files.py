@@ -12,7 +12,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import Identity
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader
+from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format import Found
@@ -83,17 +83,17 @@ class ForeignFiles(FlatFormat):
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
-    ) -> FlatReader:
+    ) -> FlatCorpus:
         path = found.path
         column = found.column
         if column is None or (identity is not None and column.identity != identity):
             column = look_at(path, None, read_as=self.read_as, identity=identity)
         if meta.field is None:
-            return FlatReader(path, meta, open_stored(column, access), digest)
+            return FlatCorpus(path, meta, open_stored(column, access), digest)
         values = column.fields.get(meta.field.name)
         if values is None:
             raise FormatError(f"{path}: was replaced: expected {meta.column} in it, found none; open it again")
-        return FlatReader(path, meta, open_column(values, access), None)
+        return FlatCorpus(path, meta, open_column(values, access), None)
 
 
 def _require_alike(first: Column, found: Column) -> None:

@@ -20,8 +20,8 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 
 if TYPE_CHECKING:  # h5py among others, which no other format needs
-    from zb_hdf5.formats.batch_reader import BatchReader
     from zb_hdf5.formats.broken_file import BrokenFile
+    from zb_hdf5.formats.corpus import Corpus
     from zb_hdf5.formats.document_source import DocumentSource
     from zb_hdf5.formats.h5_column import Column
 
@@ -176,8 +176,8 @@ class Format:
 
     # --- files of batches -------------------------------------------------------------------------------------------
 
-    def open_file(self, path: Path, **options: Any) -> BatchReader:
-        """Open a file of batches, or the chunks of a stream; `options` go to its reader."""
+    def open_file(self, path: Path, **options: Any) -> Corpus:
+        """Open a file of batches, or the chunks of a stream; `options` go to its corpus."""
         raise NotImplementedError
 
     def open_column(
@@ -188,7 +188,7 @@ class Format:
         *,
         identity: Identity | None = None,
         column: Column | None = None,
-    ) -> BatchReader:
+    ) -> Corpus:
         """Open a file of a store as one of its columns. No read is checked.
 
         Parameters
@@ -204,7 +204,7 @@ class Format:
         """
         return self.open_file(path, access=access, verify="none")
 
-    def open_chunks(self, path: Path) -> BatchReader:
+    def open_chunks(self, path: Path) -> Corpus:
         """Open a file as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
 
         Raises

@@ -9,12 +9,12 @@ from zb_hdf5.errors import Remedy, UnverifiableError
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import Identity
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS, warn_of_mask
 from zb_hdf5.formats.foreign_files import ForeignFiles
 from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.inspection import look_at
 from zb_hdf5.read_as import AS_STORED
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
@@ -33,8 +33,8 @@ class HDF5Files(Format):
         column = look_at(look.path, None, read_as=self.read_as)
         return Found(look.path, self.name, column.meta.layout, column=column)
 
-    def open_file(self, path: Path, **options: Any) -> BatchReader:
-        return HDF5Reader(path, **options)
+    def open_file(self, path: Path, **options: Any) -> Corpus:
+        return HDF5Corpus(path, **options)
 
     def open_column(
         self,
@@ -44,10 +44,10 @@ class HDF5Files(Format):
         *,
         identity: Identity | None = None,
         column: Column | None = None,
-    ) -> BatchReader:
+    ) -> Corpus:
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return HDF5Reader(path, access, "none")
-        return HDF5Reader(
+            return HDF5Corpus(path, access, "none")
+        return HDF5Corpus(
             path,
             access,
             "none",
@@ -58,11 +58,11 @@ class HDF5Files(Format):
             column=column,
         )
 
-    def open_chunks(self, path: Path) -> BatchReader:
+    def open_chunks(self, path: Path) -> Corpus:
         read_as = self.read_as if self.read_as.names_dataset else AS_STORED
-        reader = HDF5Reader(path, verify="none", layout=None, read_as=read_as)
-        if reader.foreign_dataset is not None and reader.sha256 is None:
-            reader.close()
-            facts = f"{path}: {reader.foreign_dataset}: {NO_DIGESTS}"
+        corpus = HDF5Corpus(path, verify="none", layout=None, read_as=read_as)
+        if corpus.foreign_dataset is not None and corpus.sha256 is None:
+            corpus.close()
+            facts = f"{path}: {corpus.foreign_dataset}: {NO_DIGESTS}"
             raise UnverifiableError(facts, remedy=Remedy.DIGESTS, at=path)
-        return reader
+        return corpus

@@ -21,9 +21,9 @@ from zb_hdf5.files.publishing import disk_errors, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
 from zb_hdf5.formats.access import require_options
-from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.broken_file import BrokenFile
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Format
 from zb_hdf5.spec import (
     BATCH_MAGIC,
@@ -54,8 +54,8 @@ UNFINISHED: Final = 2**64 - 1
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 
 
-class BatchFileReader(BatchReader):
-    """Reads a `.batch` file, by "mmap" or "pread". `BatchReader` describes its functions, `open_reader` its options.
+class BatchCorpus(Corpus):
+    """A `.batch` file, read by "mmap" or "pread". See `Corpus`; `open_corpus` describes the options.
 
     Without its `<path>.crc32`, `verify="auto"` checks nothing, and "batch" and "store" raise `UnverifiableError`.
     "store" also turns the sampled fingerprint into one of content.
@@ -70,18 +70,13 @@ class BatchFileReader(BatchReader):
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = read_header(path)
         tokens = _open_slots(path, meta, num_batches, access)
-        super().__init__(path, meta, num_batches, tokens)
+        super().__init__(path, meta, tokens)
         self.extents = tokens.extents
         self.columns = {BATCHES: (slots_of(meta, num_batches),)}
         self.check_reads(verify)
 
-    @property
-    def padded_batch_bytes(self) -> int:
-        """Bytes from one batch to the next: batch i begins at `4096 + i * padded_batch_bytes`."""
-        return self.meta.padded_batch_bytes
-
     def crc32_rows(self) -> Crc32Rows | None:
-        return sidecar_rows(self.path, self.num_batches) if crc32_path(self.path).exists() else None
+        return sidecar_rows(self.path, self.num_units) if crc32_path(self.path).exists() else None
 
     def missing_digests(self) -> str:
         return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"
@@ -90,8 +85,8 @@ class BatchFileReader(BatchReader):
 class LoneBatches(Format):
     """Lone `.batch` files."""
 
-    def open_file(self, path: Path, **options: Any) -> BatchReader:
-        return BatchFileReader(path, **options)
+    def open_file(self, path: Path, **options: Any) -> Corpus:
+        return BatchCorpus(path, **options)
 
     def open_broken(self, path: Path) -> BrokenFile:
         return open_broken(path)
@@ -171,10 +166,10 @@ def open_broken(path: Path) -> BrokenFile:
         slots = len(stored)
     if stored is None and reasons:
         reasons.append("its .crc32 is missing: the batches could not be checked")
-    reader = BatchReader(path, meta, slots, _open_slots(path, meta, slots, "pread"))
-    reader.backend = "batch"
-    reader.complete = announced != UNFINISHED
-    return BrokenFile(reader, stored, "; ".join(reasons))
+    corpus = Corpus(path, meta, _open_slots(path, meta, slots, "pread"))
+    corpus.backend = "batch"
+    corpus.complete = announced != UNFINISHED
+    return BrokenFile(corpus, stored, "; ".join(reasons))
 
 
 def pack_header(meta: StoreMeta, num_batches: int) -> bytes:
@@ -256,12 +251,13 @@ def read_any_crc32_file(path: Path) -> npt.NDArray[np.uint32] | None:
     return np.frombuffer(data[: len(data) // 4 * 4], dtype="<u4")
 
 
-def ensure_crc32_file(reader: BatchReader) -> Path | None:
+def ensure_crc32_file(corpus: Corpus) -> Path | None:
     """Write the `<path>.crc32` of a file that has none, and return its path; None: it had one."""
-    sidecar = crc32_path(reader.path)
+    sidecar = crc32_path(corpus.path)
     if sidecar.is_file():
         return None
     if sidecar.exists():
         raise FormatError(f"{sidecar}: expected a file, found a folder, a FIFO or a device; remove it")
-    write_atomically(sidecar, np.array([crc32_of(batch) for batch in reader], "<u4").tobytes())
+    rows = [crc32_of(batch) for _, batches in corpus.groups() for batch in batches]
+    write_atomically(sidecar, np.array(rows, "<u4").tobytes())
     return sidecar

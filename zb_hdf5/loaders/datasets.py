@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
@@ -113,7 +113,7 @@ class BatchDataset(Dataset[BatchT]):
     def __init__(self, loader: Any, shared_epoch: SharedEpoch) -> None:
         self._loader = loader
         self._shared_epoch = shared_epoch
-        self.path: Path = loader.reader.path
+        self.path: Path = loader.path
         self._requests: StepRequests | None = None
         self._epoch_is_chosen = False
 
@@ -263,7 +263,7 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         As for `Loader`.
     """
 
-    def __init__(self, reader: BatchReader, *, documents: bool = False, labels: str | None = None) -> None:
+    def __init__(self, reader: Batches, *, documents: bool = False, labels: str | None = None) -> None:
         self._reader = reader
         self._documents = documents
         self._targets = StoredTargets(reader, labels) if has_targets(reader) else None

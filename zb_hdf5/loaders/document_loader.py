@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import (
@@ -43,13 +43,12 @@ from zb_hdf5.loaders.token_loader import EpochLoader
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 from zb_hdf5.store.opening import open_for_loader
-from zb_hdf5.store.window_reader import WindowReader
+from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.document_table import DocumentTable
     from zb_hdf5.formats.access import Verify
     from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
     from zb_hdf5.store.cache import Cache
@@ -92,7 +91,7 @@ def pieces_of_documents(
     return Pieces(edges, columns, offsets, seq_len)
 
 
-def gather(column: BatchReader, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+def gather(column: Batches, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
     """Return the values of the tokens in some pieces, shape (records, tokens of a record, ...).
 
     Parameters
@@ -142,7 +141,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     Parameters
     ----------
     source
-        A path for `open_stream`, or an open stream, such as `open_stream(path, access="pread")`.
+        A path for `open_corpus`, or a corpus that is a token stream, such as `open_corpus(path, access="pread")`.
+        The loader closes what it has opened itself.
     collate
         "pad": `batch_size` documents, each in a row of its own, all rows as long as the longest. "pack": documents one
         after the other in one dimension, as many as fit into `max_tokens`. `("pad", 64)` and `("pack", 64)` fill rows,
@@ -172,7 +172,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     dtype
         Type of `tokens`: `torch.int64` or `torch.int32`. Targets are int64.
     read_as, cache, verify
-        As for `open_reader`; the cache is for the tokens.
+        As for `open_corpus`, for a path alone; the cache is for the tokens.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | WindowReader,
+        source: str | os.PathLike[str] | StoreCorpus,
         *,
         collate: Collate | tuple[Collate, int],
         batch_size: int | None = None,
@@ -246,19 +246,16 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self._require_words(shuffle)
         self._require_sizes()
         require_prefetch(prefetch)
-        undo: AbstractContextManager[None] = nullcontext()  # the caller's own stream stays open
-        if isinstance(source, BatchReader):
-            reader: BatchReader = source
-        else:
-            reader = open_for_loader(source, 1, 1, split=split, verify=verify, read_as=read_as, cache=cache)
-            undo = on_failure(reader.close)
-        with undo:
-            if not isinstance(reader, WindowReader):
-                raise ArgumentError(f"{reader.path}: is no token stream: expected documents, found batches")
-            self.store = reader
-            self.path = self.store.path
+        found, self._closes = open_for_loader(source, 1, 1, split=split, verify=verify, read_as=read_as, cache=cache)
+        with on_failure(found.close) if self._closes else nullcontext():
+            corpus = found.corpus
+            self.path = corpus.path
+            if not (isinstance(corpus, StoreCorpus) and corpus.is_stream):
+                raise ArgumentError(f"{self.path}: not a token stream: expected documents, found batches")
+            self.corpus = corpus
+            self._tokens = found  # each token is a record
             if tokenizer is not None:
-                require_tokenizer(self.store.meta.tokenizer, tokenizer, self.path)
+                require_tokenizer(corpus.meta.tokenizer, tokenizer, self.path)
             self.seed = whole_seed(seed)
             self.drop_last = drop_last
             self.targets = bool(targets)
@@ -270,7 +267,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._pad_token_id = pad_token_id
             self._dtype = numpy_dtype(dtype)
             self.rank, self.world_size = resolve_rank(rank, world_size)
-            self.documents = Documents(self.store.doc_offsets, self.max_tokens, self.too_long, self.path)
+            self.documents = Documents(corpus.doc_offsets, self.max_tokens, self.too_long, self.path)
             self._columns = self._open_columns()
             self._stored_targets = self._targets_of(labels)
             self._fingerprint = self._compute_fingerprint()
@@ -312,18 +309,18 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _compute_fingerprint(self) -> str:
         """Return the identity of the documents: the same tokens with other boundaries are other ones."""
-        offsets = self.store.doc_offsets
-        return f"{self.store.token_fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
+        offsets = self.corpus.doc_offsets
+        return f"{self.corpus.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
 
-    def _open_columns(self) -> dict[str, BatchReader]:
+    def _open_columns(self) -> dict[str, Batches]:
         """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""
         mask = self._loss_mask
         if self.collate == "pack" and "position_ids" in self._fields:
             raise ArgumentError(f"{self.path}: collate='pack' gives position_ids of its own: leave the field out")
-        columns = {name: self.store.field(name) for name in self._fields}
+        columns = {name: self._tokens.field(name) for name in self._fields}
         if mask is None:
             return columns
-        column = self.store.field(mask)
+        column = self._tokens.field(mask)
         if value_shape(column) or column.dtype.kind not in "biuf":
             raise ArgumentError(
                 f"{self.path}: expected targets to name a field of one number for each token, found {mask!r}, "
@@ -333,10 +330,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _targets_of(self, labels: str | None) -> StoredTargets | None:
         """Return the targets of the fields of the stream, which become columns; None: there are none."""
-        if not self.targets or (self._loss_mask is None and not has_targets(self.store)):
+        if not self.targets or (self._loss_mask is None and not has_targets(self._tokens)):
             return None
-        found = StoredTargets(self.store, labels, self._loss_mask or LOSS_MASK)
-        self._columns |= {name: self.store.field(name) for name in found.names}
+        found = StoredTargets(self._tokens, labels, self._loss_mask or LOSS_MASK)
+        self._columns |= {name: self._tokens.field(name) for name in found.names}
         return found
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
@@ -371,7 +368,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _mask(self) -> None:
         masked = np.array(self.mask_documents, np.int64)
-        offsets = self.store.doc_offsets
+        offsets = self.corpus.doc_offsets
         if len(masked):
             require_masked(self.path, self.mask_documents, len(offsets) - 1, self.targets)
         # an empty document has the offset of the next one that has tokens
@@ -392,9 +389,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         return self._counted[1]
 
     def _read_from(self, position: int) -> Generator[tuple[dict[str, Any], int]]:
-        store = self.store
+        store = self._tokens
         read = copy(self)._read  # threads that read ahead do not refer to the loader
-        mean = max(1, store.num_tokens // self.documents.count)
+        mean = max(1, self.corpus.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         step_bytes = reads * mean * store.dtype.itemsize
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
@@ -408,7 +405,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         documents = np.concatenate([step[0] for step in steps])
         starts = self.documents.starts(documents).astype(np.int64)
         lengths = self.documents.lengths(documents).astype(np.int64)
-        for column in (self.store, *self._columns.values()):
+        for column in (self._tokens, *self._columns.values()):
             size = value_count(column)
             column.tokens.announce((starts * size).tolist(), (lengths * size).tolist())
 
@@ -419,9 +416,9 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         packed = self.collate == "pack"
         pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
         read = {name: gather(column, pieces) for name, column in self._columns.items()}
-        values = {"tokens": gather(self.store, pieces, self._pad_token_id, self._dtype)}
-        if self._pad_token_id >= 0 and may_overflow(self.store, self._dtype):
-            require_no_overflow(self.store, values["tokens"])
+        values = {"tokens": gather(self._tokens, pieces, self._pad_token_id, self._dtype)}
+        if self._pad_token_id >= 0 and may_overflow(self._tokens, self._dtype):
+            require_no_overflow(self._tokens, values["tokens"])
         if self.targets:
             values["targets"] = views.targets(values["tokens"], pieces)
             if self._stored_targets is not None:
@@ -431,7 +428,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         values |= {name: read[name] for name in self._fields}
         others: dict[str, Any] = {}
         if self._spans:
-            spans_of = partial(cast("DocumentTable", self.store.documents).spans_of, codec=self._spans)
+            spans_of = partial(self.corpus.require_documents().spans_of, codec=self._spans)
             others["spans"], values["span_index"] = spans_of_pieces(pieces, spans_of)
         if packed:
             values["position_ids"] = views.position_ids(pieces)
@@ -460,10 +457,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
     def _num_fetched(self) -> int | None:
         from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
 
-        return num_fetched(self.store)
+        return num_fetched(self.corpus)
 
     def close(self) -> None:
-        """End the reading threads, and close the files."""
+        """End the reading threads, and close the corpus if this loader has opened it."""
         super().close()
-        for store in (self.store, *self._columns.values()):
-            store.close()
+        if self._closes:
+            self.corpus.close()

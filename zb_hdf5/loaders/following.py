@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
 from zb_hdf5.loaders.state import MAX_COUNT
@@ -49,7 +49,7 @@ class FollowingLoader(Loader):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | BatchReader,
+        source: str | os.PathLike[str] | Corpus | Batches,
         *,
         timeout_s: float = 600.0,
         **options: Any,
@@ -60,7 +60,7 @@ class FollowingLoader(Loader):
             raise ArgumentError(
                 f"a FollowingLoader reads in stored order, and nothing ahead: expected {only}, found {found}"
             )
-        if not isinstance(source, BatchReader):
+        if not isinstance(source, Corpus | Batches):
             source = local_path(source)  # a store that grows is read on its own machine only
         self.timeout_s = timeout_s
         super().__init__(source, **only, **options)
@@ -86,14 +86,14 @@ class FollowingLoader(Loader):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the steps that are there now: the last one may be incomplete when the store is complete."""
-        complete = self.reader.complete  # asked first: the plan then has all batches, whoever else refreshes the reader
+        complete = self.batches.complete  # asked first: the plan then has all batches, whoever else refreshes it
         plan = super().plan_of_epoch(epoch)
         return plan if complete else replace(plan, last="drop")
 
     def _end_of_epoch(self, epoch: int) -> int:
-        if not self.reader.complete:
+        if not self.batches.complete:
             return MAX_COUNT  # the batches of the state may not be visible here yet
-        return self.reader.num_records * (self.reader.seq_len // self._length)
+        return self.batches.num_records * (self.batches.seq_len // self._length)
 
     def _read_from(self, position: int) -> Generator[tuple[Any, int]]:
         start = position
@@ -112,20 +112,20 @@ class FollowingLoader(Loader):
         pause_s = FIRST_LOOK_S
         grown_s = time.monotonic()
         while not self.plan.steps_from(position):
-            complete = self.reader.complete  # asked first, as in `plan_of_epoch`
+            complete = self.batches.complete  # asked first, as in `plan_of_epoch`
             before = self.num_records
-            self.reader.refresh()
+            self.batches.refresh()
             self.plan = self.plan_of_epoch(self.epoch)
             if complete:
                 return self.plan.steps_from(position) > 0
             if self.num_records > before:
                 pause_s = FIRST_LOOK_S
                 grown_s = time.monotonic()
-            elif not self.reader.complete:
+            elif not self.batches.complete:
                 waited_s = time.monotonic() - grown_s
                 if waited_s >= self.timeout_s:
                     raise UnavailableError(
-                        f"{self.path}: no new batch for {self.timeout_s:g} s after {self.reader.num_batches:,} "
+                        f"{self.path}: no new batch for {self.timeout_s:g} s after {self.batches.num_batches:,} "
                         "batches: its writer may have died, or timeout_s is too small",
                         remedy=Remedy.REPAIR,
                         at=self.path,

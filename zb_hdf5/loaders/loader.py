@@ -1,4 +1,4 @@
-"""The loader: a reader, an order, a rank and a position.
+"""The loader: batches, an order, a rank and a position.
 
 A position counts the records that all ranks together have consumed in the epoch. A step takes the next
 `batch_size * world_size` of them, rank r the r-th part: a checkpoint fits any number of ranks and any batch size.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
@@ -18,7 +18,8 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.access import Access, Verify
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
     LASTS,
@@ -34,7 +35,7 @@ from zb_hdf5.loaders.order import (
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import LIVE_PREFIX, STREAM_LAYOUT
+from zb_hdf5.spec import LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
         WantedDocuments,
     )
     from zb_hdf5.store.cache import Cache
-#: A path for `open_reader`, or a reader.
-StoreOrPath: TypeAlias = str | os.PathLike[str] | BatchReader
+#: A path for `open_corpus`, a corpus, or batches.
+StoreOrPath: TypeAlias = str | os.PathLike[str] | Corpus | Batches
 
 
 def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
@@ -65,10 +66,10 @@ def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
     return last
 
 
-def _require_divisor(reader: BatchReader, seq_len: int) -> None:
+def _require_divisor(batches: Batches, seq_len: int) -> None:
     """Raise `ArgumentError` unless the records of a loader are whole parts of those that are stored."""
-    if whole_number("seq_len", seq_len) < 1 or reader.seq_len % seq_len:
-        raise ArgumentError(f"seq_len must divide the stored {reader.seq_len}, found {seq_len}")
+    if whole_number("seq_len", seq_len) < 1 or batches.seq_len % seq_len:
+        raise ArgumentError(f"seq_len must divide the stored {batches.seq_len}, found {seq_len}")
 
 
 def _require_one_store(source: object) -> None:
@@ -78,13 +79,24 @@ def _require_one_store(source: object) -> None:
         raise ArgumentError(f"a Loader reads one store, found {found:.80}; a MixedLoader reads several stores")
 
 
-def _require_fixed_order(reader: BatchReader, shuffle: str) -> None:
+def _require_fixed_order(batches: Batches, shuffle: str) -> None:
     """Raise `ArgumentError` if a store that grows would be shuffled: its order would change with each batch."""
-    if shuffle != "sequential" and not reader.complete and reader.fingerprint.startswith(LIVE_PREFIX):
+    if shuffle != "sequential" and not batches.complete and batches.fingerprint.startswith(LIVE_PREFIX):
         raise ArgumentError(
-            f'{reader.path}: still grows: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
+            f'{batches.path}: still grows: shuffle must be "sequential" until it is complete, found {shuffle!r}; '
             "a FollowingLoader waits for new batches"
         )
+
+
+def batches_of_state(batches: Batches, fingerprint: object) -> Batches:
+    """Return the same records in batches of the size that a state was taken with, if its fingerprint is of such."""
+    if fingerprint == batches.fingerprint:
+        return batches
+    try:
+        other = batches.resized(Windows.in_fingerprint(fingerprint).size)
+    except ArgumentError:  # of other content, or no stream has batches of that size
+        return batches
+    return other if other.num_records and other.fingerprint == fingerprint else batches
 
 
 class Loader(EpochLoader[BatchT]):
@@ -93,7 +105,7 @@ class Loader(EpochLoader[BatchT]):
     Parameters
     ----------
     source
-        A path for `open_reader`, or a reader.
+        A path for `open_corpus`, a corpus, or batches of one. The loader closes what it has opened itself.
     batch_size, seq_len
         Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
         stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
@@ -144,7 +156,7 @@ class Loader(EpochLoader[BatchT]):
         (tensor or pipeline parallel) pass their data-parallel rank.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
-        (see `BatchReader.read_batch_int32` for writing into it). Ids from 2**31 on are refused when they are met.
+        (see `Batches.read_batch_int32` for writing into it). Ids from 2**31 on are refused when they are met.
     device
         A CUDA device: at least one thread reads batches and pins them, and their copies do not wait.
     prefetch
@@ -163,7 +175,7 @@ class Loader(EpochLoader[BatchT]):
         The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
         "test". "auto": that for training, or the only one of such a folder. None or "all": all.
     read_as, cache, verify, access, backend
-        As for `open_reader`; without effect on a reader.
+        As for `open_corpus`, for a path alone: those of an open corpus are fixed.
 
     Raises
     ------
@@ -197,7 +209,7 @@ class Loader(EpochLoader[BatchT]):
     _least_steps = 1
     _changed_by_state: ClassVar[tuple[str, ...]] = (
         *EpochLoader._changed_by_state,
-        "reader",
+        "batches",
         "steps",
         "batch_size",
         "_fingerprint",
@@ -308,37 +320,34 @@ class Loader(EpochLoader[BatchT]):
         device = cuda_device(device)  # names a missing torch before any file is open
         _require_one_store(source)
         self.seed = whole_seed(seed)
-        undo: AbstractContextManager[None] = nullcontext()  # the caller's own reader stays open
-        if not isinstance(source, BatchReader):
-            source = open_for_loader(
-                source,
-                batch_size,
-                seq_len,
-                int(targets),
-                backend=backend,
-                access=access,
-                verify=verify,
-                read_as=read_as,
-                split=split,
-                cache=cache,
-            )
-            undo = on_failure(source.close)
-            if source.layout == STREAM_LAYOUT:
-                batch_size = seq_len = None  # the windows have both
-        with undo:
-            self.reader: BatchReader = source
-            self.path = source.path
+        batches, self._closes = open_for_loader(
+            source,
+            batch_size,
+            seq_len,
+            int(targets),
+            backend=backend,
+            access=access,
+            verify=verify,
+            read_as=read_as,
+            split=split,
+            cache=cache,
+        )
+        if batches.corpus.is_stream and not isinstance(source, Batches):
+            batch_size = seq_len = None  # the windows have both
+        with on_failure(batches.close) if self._closes else nullcontext():
+            self.batches: Batches = batches
+            self.path = batches.path
             if tokenizer is not None:
-                require_tokenizer(source.meta.tokenizer, tokenizer, source.path)
+                require_tokenizer(batches.meta.tokenizer, tokenizer, batches.path)
             self.shuffle, self.block_size = block_shuffle(shuffle)
-            _require_fixed_order(source, self.shuffle)
-            self._fingerprint = source.fingerprint  # now: a checkpoint must not depend on reading the file again
+            _require_fixed_order(batches, self.shuffle)
+            self._fingerprint = batches.fingerprint  # now: a checkpoint must not depend on reading the file again
             self.rank, self.world_size = resolve_rank(rank, world_size)
             self.last = _last_step(last, drop_last, targets)
             self.targets = targets
-            self.batch_size = source.batch_size if batch_size is None else batch_size
-            self._length = source.seq_len if seq_len is None else seq_len
-            _require_divisor(source, self._length)
+            self.batch_size = batches.batch_size if batch_size is None else batch_size
+            self._length = batches.seq_len if seq_len is None else seq_len
+            _require_divisor(batches, self._length)
             self._options: dict[str, Any] = {
                 "prefetch": prefetch,
                 "device": device,
@@ -353,7 +362,7 @@ class Loader(EpochLoader[BatchT]):
 
     def _mask(self) -> None:
         self.steps = StepReader(
-            self.reader, self._length, targets=self.targets, mask_documents=self.mask_documents, **self._options
+            self.batches, self._length, targets=self.targets, mask_documents=self.mask_documents, **self._options
         )
 
     # --- position ------------------------------------------------------------------------------------------------
@@ -376,12 +385,12 @@ class Loader(EpochLoader[BatchT]):
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
         """Return the records that this rank reads at each step of an epoch. `plan` has those of the current epoch."""
-        reader = self.reader
-        parts = reader.seq_len // self._length
-        records_per_batch = reader.batch_size * parts
+        batches = self.batches
+        parts = batches.seq_len // self._length
+        records_per_batch = batches.batch_size * parts
         order = make_order(
             self.shuffle,
-            reader.num_batches,
+            batches.num_batches,
             seed=self.seed,
             epoch=epoch,
             block_size=self.block_size,
@@ -396,9 +405,9 @@ class Loader(EpochLoader[BatchT]):
             self.last,
             records_per_batch,
             scattered=self.shuffle == "records",
-            whole_records=self._length == reader.seq_len,
-            skip=Skip.of(self.skip, epoch, reader.num_records * parts),
-            rest=reader.rest * parts,
+            whole_records=self._length == batches.seq_len,
+            skip=Skip.of(self.skip, epoch, batches.num_records * parts),
+            rest=batches.rest * parts,
         )
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -449,10 +458,10 @@ class Loader(EpochLoader[BatchT]):
     # --- state ---------------------------------------------------------------------------------------------------
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        reader = self.reader if force else self.reader.serving(state.get("fingerprint"))
-        if reader is not self.reader:  # the same content under another fingerprint
-            self.reader = reader
-            self._fingerprint = reader.fingerprint
+        batches = self.batches if force else batches_of_state(self.batches, state.get("fingerprint"))
+        if batches is not self.batches:  # the same content under another fingerprint
+            self.batches = batches
+            self._fingerprint = batches.fingerprint
             self._mask()
             self.plan = self.plan_of_epoch(self.epoch)
             self.set_batch_size(self.batch_size)
@@ -463,7 +472,7 @@ class Loader(EpochLoader[BatchT]):
         return {
             "version": self.plan.order.version,
             "kind": "loader",
-            "dtype": self.reader.dtype.name,
+            "dtype": self.batches.dtype.name,
             "fingerprint": self._fingerprint,
             "shuffle": self.shuffle,
             "block_size": int(self.block_size) if self.shuffle == "block" else None,
@@ -485,17 +494,17 @@ class Loader(EpochLoader[BatchT]):
         """
         from zb_hdf5.loaders.datasets import RecordDataset
 
-        if self._length != self.reader.seq_len:
+        if self._length != self.batches.seq_len:
             raise ArgumentError(
-                f"{self.path}: records() gives records as they are stored, of {self.reader.seq_len:,} tokens; "
+                f"{self.path}: records() gives records as they are stored, of {self.batches.seq_len:,} tokens; "
                 f"make the loader without seq_len={self._length:,}"
             )
-        return RecordDataset(self.reader, documents=self.steps.as_dict, labels=self._options["labels"])
+        return RecordDataset(self.batches, documents=self.steps.as_dict, labels=self._options["labels"])
 
     def _num_fetched(self) -> int | None:
         from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
 
-        return num_fetched(self.reader)
+        return num_fetched(self.batches.corpus)
 
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
@@ -504,9 +513,10 @@ class Loader(EpochLoader[BatchT]):
         return f"{type(self).__name__}({str(self.path)!r}, {shape}, {where}, {records})"
 
     def close(self) -> None:
-        """End the reading threads, and close the reader."""
+        """End the reading threads, and close the corpus if this loader has opened it."""
         super().close()
         if self._shared_epoch is not None:
             self._shared_epoch.close()
         self.steps.close()
-        self.reader.close()
+        if self._closes:
+            self.batches.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.order import require_positive, whole_number, whole_seed
 from zb_hdf5.loaders.splitmix64 import MASK64, Words, mix, splitmix64
@@ -79,8 +81,8 @@ class MadeUpTokens(Tokens):
         """Do nothing: no file is open."""
 
 
-class MadeUpReader(BatchReader):
-    """Reads made-up tokens as batches. See `BatchReader`.
+class MadeUpCorpus(Corpus):
+    """Made-up tokens, in batches. See `Corpus`.
 
     Parameters
     ----------
@@ -96,17 +98,23 @@ class MadeUpReader(BatchReader):
 
     def __init__(self, tokens: MadeUpTokens, windows: Windows, vocab_size: int, seed: int) -> None:
         meta = StoreMeta(windows.size, windows.length, tokens.dtype, vocab_size=vocab_size)
-        num_batches, self.rest = windows.cut(tokens.num_tokens)
-        super().__init__(Path(NAME), meta, num_batches, tokens)
-        self.windows = windows
+        super().__init__(Path(NAME), meta, tokens)
+        self.windows: Windows = windows
         self._seed = seed
 
     @property
-    def _tokens_only(self) -> str:
+    def tokens_only(self) -> str:
         return "made-up tokens have neither fields nor documents"
 
-    def _compute_fingerprint(self) -> str:
-        return f"made-up:{self.tokens.num_tokens}:{self.meta.vocab_size}:{self._seed}:{self.windows.in_text}"
+    @property
+    def fingerprint(self) -> str:
+        return f"made-up:{self.num_tokens}:{self.meta.vocab_size}:{self._seed}"
+
+    def fingerprint_of(self, batches: Batches) -> str:
+        return f"{self.fingerprint}:{batches.windows.in_text}"
+
+    def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:
+        return replace(self.meta, batch_size=windows.size, seq_len=windows.length)
 
 
 def made_up_corpus(
@@ -117,9 +125,9 @@ def made_up_corpus(
     *,
     overlap: int = 0,
     seed: int = 0,
-    like: str | os.PathLike[str] | BatchReader | None = None,
-) -> BatchReader:
-    """Return a reader of tokens that are computed from their positions: no file is read, and none is written.
+    like: str | os.PathLike[str] | Corpus | Batches | None = None,
+) -> Batches:
+    """Return batches of tokens that are computed from their positions: no file is read, and none is written.
 
     Give it to a `Loader` in place of a path. A training loop that is as fast with it as with the store does not wait
     for storage; one that is slow with it has another reason.
@@ -138,11 +146,11 @@ def made_up_corpus(
     seed
         Another one gives other tokens.
     like
-        A path for `Loader`, or a reader: what is not given is as there. No token of it is read.
+        A path for `Loader`, a corpus, or batches: what is not given is as there. No token of it is read.
 
     Returns
     -------
-    BatchReader
+    Batches
         Each token follows from its position and the seed alone: it is the same on every rank, in every order and after
         a resume. It has neither documents nor fields.
 
@@ -181,28 +189,29 @@ def _made_up(
     overlap: int,
     seed: int,
     dtype: np.dtype[Any] | None,
-) -> MadeUpReader:
-    """Return the reader; a dtype that does not hold the ids is left aside."""
+) -> Batches:
+    """Return the batches; a dtype that does not hold the ids is left aside."""
     if vocab_size > MOST_IDS:
         raise ArgumentError(f"vocab_size must be at most 2**32, found {vocab_size:,}")
     if dtype is None or vocab_size - 1 > np.iinfo(dtype).max:
         dtype = DTYPE_BY_NAME["uint16" if vocab_size <= 2**16 else "uint32"]
     tokens = MadeUpTokens(num_tokens, vocab_size, whole_seed(seed), dtype)
-    return MadeUpReader(tokens, Windows.of(batch_size, seq_len, overlap), vocab_size, seed)
+    return MadeUpCorpus(tokens, Windows.of(batch_size, seq_len, overlap), vocab_size, seed).batches()
 
 
 def _facts_of(
-    like: str | os.PathLike[str] | BatchReader, batch_size: int | None, seq_len: int | None
+    like: str | os.PathLike[str] | Corpus | Batches, batch_size: int | None, seq_len: int | None
 ) -> tuple[dict[str, int], np.dtype[Any]]:
     """Return tokens, vocabulary and shape of a store, or of a stream that is cut as asked for, and its dtype."""
-    if not isinstance(like, BatchReader):
-        with open_for_loader(like, batch_size, seq_len) as opened:
-            return _facts_of(opened, batch_size, seq_len)
-    largest = like.max_token if like.max_token is not None else int(np.iinfo(like.dtype).max)
-    facts = {
-        "num_tokens": like.tokens.num_tokens,
-        "vocab_size": like.meta.vocab_size or largest + 1,
-        "batch_size": like.batch_size,
-        "seq_len": like.windows.stride,
-    }
-    return facts, like.dtype
+    batches, is_ours = open_for_loader(like, batch_size, seq_len)
+    with batches if is_ours else nullcontext():
+        largest = batches.corpus.max_token
+        if largest is None:
+            largest = int(np.iinfo(batches.dtype).max)
+        facts = {
+            "num_tokens": batches.corpus.num_tokens,
+            "vocab_size": batches.meta.vocab_size or largest + 1,
+            "batch_size": batches.batch_size,
+            "seq_len": batches.stride,
+        }
+        return facts, batches.dtype

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.tokens import StoredIds
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class MappedWindows:
         Reads a batch by its number: one that no mapping holds, or whose ids are none. It raises the error.
     """
 
-    def __init__(self, reader: BatchReader, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
+    def __init__(self, reader: Batches, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
         self._reader = reader
         self._dtype = dtype
         self._read = read

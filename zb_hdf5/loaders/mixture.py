@@ -13,7 +13,7 @@ import numpy as np
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
@@ -54,7 +54,8 @@ class MixedLoader(TokenLoader[BatchT]):
     Parameters
     ----------
     sources
-        Name -> path or reader. All batches must have one shape: pass `batch_size`, `seq_len` where the stores differ.
+        Name -> path, corpus or batches. All batches must have one shape: pass `batch_size`, `seq_len` where the
+        stores differ.
     weights
         Name -> weight: the share of batches, exact; 0 gives none. After any number of batches each source is within one
         batch of its share. `set_weights` changes them; the state remembers.
@@ -89,7 +90,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[TokenBatch],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: Literal[False] = ...,
@@ -102,7 +103,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[PairBatch],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: Literal[True],
@@ -115,7 +116,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[dict[str, Any]],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
@@ -128,7 +129,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[DocumentStep],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
@@ -141,7 +142,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[DocumentStep],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
@@ -154,7 +155,7 @@ class MixedLoader(TokenLoader[BatchT]):
     @overload
     def __init__(
         self: MixedLoader[Any],
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
@@ -166,7 +167,7 @@ class MixedLoader(TokenLoader[BatchT]):
 
     def __init__(
         self,
-        sources: Mapping[str, str | os.PathLike[str] | BatchReader],
+        sources: Mapping[str, str | os.PathLike[str] | Corpus | Batches],
         weights: Mapping[str, float],
         *,
         rank: int | None = None,
@@ -408,7 +409,7 @@ class MixedLoader(TokenLoader[BatchT]):
         return None if None in found else sum(each or 0 for each in found)
 
     def close(self) -> None:
-        """End the reading threads, and close all readers."""
+        """End the reading threads, and close what the loaders have opened."""
         super().close()
         for loader in self.loaders.values():
             loader.close()

@@ -18,7 +18,7 @@ from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.packages import from_numpy
@@ -89,12 +89,12 @@ def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: 
         raise ArgumentError(f"{path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown:,}")
 
 
-def value_shape(values: BatchReader) -> tuple[int, ...]:
+def value_shape(values: Batches) -> tuple[int, ...]:
     """Return the shape of the values of one token: of a field, or () of tokens."""
     return () if values.meta.field is None else values.meta.field.shape
 
 
-def value_count(values: BatchReader) -> int:
+def value_count(values: Batches) -> int:
     """Return the number of the values of one token."""
     return prod(value_shape(values))
 
@@ -134,7 +134,7 @@ class StepValues:
 
     def __init__(
         self,
-        reader: BatchReader,
+        reader: Batches,
         seq_len: int,
         *,
         targets: bool,
@@ -177,19 +177,19 @@ class StepValues:
             reader.field(name)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
-        if (DOCUMENT_NUMBERS in self._documents or self._masked or self._spans) and reader.documents is None:
+        if (
+            DOCUMENT_NUMBERS in self._documents or self._masked or self._spans
+        ) and reader.corpus.document_table is None:
             raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
         if self._masked:
             require_masked(reader.path, self._masked, len(self._table), self._targets)
 
     @property
     def _table(self) -> DocumentTable:
-        if self._reader.documents is None:
-            raise ArgumentError(f"{self._reader.path}: holds no table of documents any more")
-        return self._reader.documents
+        return self._reader.corpus.require_documents()
 
     @property
-    def columns(self) -> list[BatchReader]:
+    def columns(self) -> list[Batches]:
         """The fields that are read at each step."""
         names = [*self._fields, *(self._stored_targets.names if self._stored_targets else ())]
         if self.needs_pieces:

@@ -20,7 +20,7 @@ from zb_hdf5.files.objects import reads_at_once
 from zb_hdf5.files.residency import WATCHED_ONE_IN
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import StoredIds, Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.ahead import BatchHints, Depth, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.direct_batches import DirectBatches
 from zb_hdf5.loaders.mapped_windows import MappedWindows
@@ -29,7 +29,7 @@ from zb_hdf5.loaders.step_values import REREAD_S, StepValues, value_count
 from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.packages import from_numpy, require_package
-from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT
+from zb_hdf5.spec import NO_CODEC
 
 if TYPE_CHECKING:
     import torch
@@ -62,14 +62,14 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def may_overflow(reader: BatchReader, dtype: np.dtype[Any]) -> bool:
+def may_overflow(reader: Batches, dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype of tokens may hold too few of the ids of a store, as far as its facts tell."""
-    largest = reader.meta.vocab_size - 1 if reader.meta.vocab_size else reader.max_token
+    largest = reader.meta.vocab_size - 1 if reader.meta.vocab_size else reader.corpus.max_token
     limit = np.iinfo(dtype).max
     return np.iinfo(reader.dtype).max > limit and (largest is None or largest > limit)
 
 
-def require_no_overflow(reader: BatchReader, tokens: npt.NDArray[Any]) -> None:
+def require_no_overflow(reader: Batches, tokens: npt.NDArray[Any]) -> None:
     """Raise `ArgumentError` if ids of a store became negative in int32, which holds ids below 2**31."""
     least = int(tokens.min(initial=0))
     if least < 0:
@@ -129,7 +129,7 @@ class StepReader:
 
     def __init__(
         self,
-        reader: BatchReader,
+        reader: Batches,
         seq_len: int,
         *,
         targets: bool,
@@ -172,7 +172,7 @@ class StepReader:
         self._read_batch: Callable[[int], torch.Tensor] = reader.read_batch_int32 if narrow else reader.read_batch_torch
         if self._whole is not None:
             self._read_batch = self._whole.read_by_position
-        is_stream = reader.layout == STREAM_LAYOUT
+        is_stream = reader.corpus.is_stream
         self._windows = MappedWindows(reader, self._dtype, self._tokens) if is_stream else None
 
     # --- one step ------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class StepReader:
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
         """Return whether a sample of some steps, spread evenly, is in the page cache."""
         reader = self._reader
-        if reader.in_front is None and reader.tokens.wait is not Wait.LOCAL:
+        if not reader.corpus.is_cached and reader.tokens.wait is not Wait.LOCAL:
             return False
         wanted = MAX_SAMPLE if plan.scattered else max(4, len(block) // SAMPLED_ONE_IN)
         count = min(len(block), wanted, MAX_SAMPLE)
@@ -369,11 +369,11 @@ class StepReader:
             read = read_step if self._may_overflow or self._values is not None else batches.read
             yield from hint_ahead(read, announce, numbers, batches.depth)
 
-    def _hints(self, plan: StepPlan, columns: Sequence[BatchReader]) -> BatchHints:
+    def _hints(self, plan: StepPlan, columns: Sequence[Batches]) -> BatchHints:
         return BatchHints([column.will_need for column in columns], plan.records_per_batch)
 
     @property
-    def _columns(self) -> list[BatchReader]:
+    def _columns(self) -> list[Batches]:
         """The tokens, and the fields that are read with them."""
         return [self._reader, *(self._values.columns if self._values else ())]
 

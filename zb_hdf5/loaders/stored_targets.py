@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError, FormatError, ZbError, require_choice
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 
 #: The ways of labels: of each token its own, or the next token.
 OWN: Final = "own"
@@ -27,12 +27,12 @@ SEARCHES: Final = 256
 _DTYPE_KINDS: Final = {LABELS: "iuf", LOSS_MASK: "biuf"}
 
 
-def has_targets(reader: BatchReader) -> bool:
+def has_targets(reader: Batches) -> bool:
     """Return whether a store has fields that its targets follow from, or other values under their names."""
     return bool(reader.meta.unfit) or any(field.name in _DTYPE_KINDS for field in reader.meta.fields)
 
 
-def _require_fit(reader: BatchReader, field: Field) -> None:
+def _require_fit(reader: Batches, field: Field) -> None:
     kinds = _DTYPE_KINDS[LABELS if field.name == LABELS else LOSS_MASK]
     if field.size != 1 or field.dtype.kind not in kinds:
         raise _unfit(
@@ -40,7 +40,7 @@ def _require_fit(reader: BatchReader, field: Field) -> None:
         )
 
 
-def _unfit(reader: BatchReader, name: str, found: object) -> ArgumentError:
+def _unfit(reader: Batches, name: str, found: object) -> ArgumentError:
     noun = "whole number" if name == LABELS else "number"
     return ArgumentError(
         f"{reader.path}: targets: expected one {noun} for each token in {name}, found {found}; store it so, or under "
@@ -48,14 +48,14 @@ def _unfit(reader: BatchReader, name: str, found: object) -> ArgumentError:
     )
 
 
-def values_of(column: BatchReader, records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def values_of(column: Batches, records: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Return records by their numbers, shape (records, seq_len): of the tokens, or of a field of one value for each."""
     out = np.empty((len(records), column.seq_len), column.dtype)
     column.read_records_into(records, out)
     return out
 
 
-def problem_of_targets(reader: BatchReader) -> str:
+def problem_of_targets(reader: Batches) -> str:
     """Return why no loader takes the fields of targets, by their kinds and the first floats; "": it does, or none are.
 
     The way of the labels is not looked for, and nothing else is read.
@@ -102,7 +102,7 @@ class StoredTargets:
         If a field of targets has not one number for each token, or the labels do not tell their way.
     """
 
-    def __init__(self, reader: BatchReader, way: str | None = None, mask: str = LOSS_MASK) -> None:
+    def __init__(self, reader: Batches, way: str | None = None, mask: str = LOSS_MASK) -> None:
         if way is not None:
             require_choice("labels", way, WAYS)
         self._reader = reader

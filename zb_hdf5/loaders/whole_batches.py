@@ -19,7 +19,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.tokens import FileTokens, Wait
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
@@ -67,19 +67,19 @@ class WholeBatches:
         The tensors are of int32, else of int64.
     """
 
-    def __init__(self, reader: BatchReader, narrow: bool) -> None:
+    def __init__(self, reader: Batches, narrow: bool) -> None:
         self._reader = reader
         self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         #: The shape of a batch.
         self.shape = reader.meta.shape
-        self._is_far = reader.tokens.wait is Wait.FAR and reader.in_front is None
+        self._is_far = reader.tokens.wait is Wait.FAR and not reader.corpus.is_cached
         is_plain_view = narrow and reader.dtype == np.uint32
         #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
         self.stored = self._dtype if is_plain_view else reader.dtype
         self._copies = reader.verified == "all reads"
         #: The pages of a batch are touched by whoever uses it.
-        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.in_front is not None)
+        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.corpus.is_cached)
         self._most_met = files_at_hand(MAX_MET)
         self._is_ready = False
         self._met: dict[int, Met] = {}
@@ -88,15 +88,15 @@ class WholeBatches:
         self._unit = reader.meta.batch_tokens
         self._starts = reader.tokens.starts
         #: Batches are read by their positions.
-        self._has_places = not self._is_far and (reader.tokens.access != "mmap" or reader.in_front is not None)
+        self._has_places = not self._is_far and (reader.tokens.access != "mmap" or reader.corpus.is_cached)
 
     @staticmethod
-    def serves(reader: BatchReader) -> bool:
+    def serves(reader: Batches) -> bool:
         """Return whether batches are stored one by one in plain files that do not grow, or in a cache."""
         tokens = reader.tokens
         unit = reader.meta.batch_tokens
         is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
-        if not reader.complete or not (is_plain or reader.in_front is not None):
+        if not reader.complete or not (is_plain or reader.corpus.is_cached):
             return False
         if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
             return False
@@ -184,7 +184,7 @@ class WholeBatches:
     def outruns_memory(self) -> bool:
         """Whether memory cannot keep the batches until they are read again, and each has a place in a file."""
         reader = self._reader
-        return self._has_places and reader.in_front is None and reader.tokens.residency.outruns_memory
+        return self._has_places and not reader.corpus.is_cached and reader.tokens.residency.outruns_memory
 
     def place(self, number: int) -> BatchPlace:
         """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""

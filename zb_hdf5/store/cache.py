@@ -1,4 +1,4 @@
-"""A cache on a fast local disk in front of the tokens of any reader: units are kept when they are first read.
+"""A cache on a fast local disk in front of the tokens of any corpus: units are kept when they are first read.
 
 A store has a folder, and each column of it two files there. The data file is sparse, with unit i at i times the bytes
 of a unit. The `.marks` file has 8 bytes for each unit: a mark, and the crc32 of its bytes. The bytes are written first,
@@ -38,8 +38,8 @@ from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.threads import LOOK_S, require_wanted
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
-from zb_hdf5.formats.batch_reader import BatchReader
-from zb_hdf5.spec import U32_MAX, TokenArray
+from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.spec import BATCHES, U32_MAX, TokenArray
 
 #: The folder of a store; nothing else in a cache folder is ever touched.
 STORE_NAME: Final = re.compile(r"zb-cache-[0-9a-f]{64}")
@@ -279,7 +279,7 @@ class Cache:
     Parameters
     ----------
     folder
-        The folder; it is made when a reader is opened with it.
+        The folder; it is made when a corpus is opened with it.
     max_bytes
         The most bytes that it may hold in all: `200 * 2**30` or "200GiB". None: what it holds already, and nine tenths
         of the free space of its disk. Processes do not wait for each other: each may exceed it by up to 64 MiB.
@@ -322,43 +322,47 @@ class Cache:
         except OSError as error:
             raise _unusable(root, error) from error
 
-    def attach(self, reader: BatchReader) -> None:
-        """Put this cache in front of a reader's tokens, and of the values of its fields once they are opened.
+    def over(self, batches: Batches) -> Corpus:
+        """Return the corpus of batches with this cache in front of its tokens, and of the values of its fields.
 
         With verify="none" the units in the cache are read, and none is added, since nobody has compared it.
         """
-        if not reader.complete:
-            raise ArgumentError(f"{reader.path}: still grows: expected a finished store for a cache; leave out cache")
-        if reader.verify == "none":
-            warnings.warn(f"{reader.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
-        self._attach(self.budget(), reader.token_fingerprint, reader)
+        corpus = batches.corpus
+        if not corpus.complete:
+            raise ArgumentError(f"{corpus.path}: still grows: expected a finished store for a cache; leave out cache")
+        if corpus.verify == "none":
+            warnings.warn(f"{corpus.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
+        return corpus.cached(partial(self._tokens_of, self.budget(), corpus.fingerprint_for_cache(batches)))
 
-    def _attach(self, max_bytes: int, fingerprint: str, reader: BatchReader) -> None:
-        """Put the column of a reader in front of its tokens, in the folder of the store with this fingerprint."""
-        tokens = reader.tokens
-        source = reader.compared_tokens()
+    def _tokens_of(self, max_bytes: int, fingerprint: str, corpus: Corpus) -> Tokens:
+        """Return the tokens of a corpus, kept in the folder of the corpus with this fingerprint; its own if they fail.
+
+        Its column is the one of the tokens or of a field.
+        """
+        tokens = corpus.tokens
+        source = corpus.compared_tokens()
         root = Path(self.folder)
-        folder = root / _folder_name(fingerprint, reader, compared=source is not None)
-        if reader.verify == "none":
-            compared = root / _folder_name(fingerprint, reader, compared=True)
+        folder = root / _folder_name(fingerprint, corpus, compared=source is not None)
+        if corpus.verify == "none":
+            compared = root / _folder_name(fingerprint, corpus, compared=True)
             folder = compared if compared.exists() else folder
             if not folder.exists():
-                return
-        name = f"{reader.meta.column.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
+                return tokens
+        column_name = BATCHES if corpus.meta.field is None else corpus.meta.column
+        name = f"{column_name.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
         try:
             column = CachedColumn(folder, name, tokens, max_bytes)
         except IncompleteError:  # of another process, at this moment
             self._leave_out("its files are being cut short")
-            return
+            return tokens
         except OSError as error:
             if error.errno not in FULL:
                 raise _unusable(root, error) from error
             self._leave_out("its disk is full")
-            return
-        column.full = reader.verify == "none"
-        reader.in_front = partial(self._attach, max_bytes, fingerprint)
-        kind = ComparedCache if reader.verified == "all reads" else Cached
-        reader.tokens = kind(tokens, source or tokens, column)
+            return tokens
+        column.full = corpus.verify == "none"
+        kind = ComparedCache if corpus.verified == "all reads" else Cached
+        return kind(tokens, source or tokens, column)
 
     def _leave_out(self, problem: str) -> None:
         warnings.warn(f"{self.folder}: {problem}: the store is read without a cache", stacklevel=2)
@@ -368,7 +372,7 @@ def _unusable(folder: Path, error: Exception) -> ArgumentError:
     return ArgumentError(f"{folder}: expected a cache folder that can be written: {error}; choose another, or none")
 
 
-def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
+def _folder_name(identity: str, corpus: Corpus, *, compared: bool) -> str:
     """Return the name of a store's folder: another content has another name, and windows of one stream the same.
 
     The files count too where a fingerprint is only a sample, or nobody compares the units: units of a damaged file must
@@ -377,15 +381,15 @@ def _folder_name(identity: str, reader: BatchReader, *, compared: bool) -> str:
     if not compared:
         identity = f"unchecked:{identity}"
     if identity.startswith(("sampled:", "unchecked:")):
-        identity += _files_of(reader)
+        identity += _files_of(corpus)
     return f"zb-cache-{hashlib.sha256(identity.encode()).hexdigest()}"
 
 
-def _files_of(reader: BatchReader) -> str:
+def _files_of(corpus: Corpus) -> str:
     """Return the facts that differ for other files, or folders of files, of the same size."""
-    path = reader.path if isinstance(reader.path, RemotePath) else reader.path.absolute()
-    if reader.tokens.identity:
-        return f"{path}:{reader.tokens.identity}"
+    path = corpus.path if isinstance(corpus.path, RemotePath) else corpus.path.absolute()
+    if corpus.tokens.identity:
+        return f"{path}:{corpus.tokens.identity}"
     try:
         found = [(file.name, os.stat(file)) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError as error:
@@ -395,16 +399,16 @@ def _files_of(reader: BatchReader) -> str:
     return f"{path}:{[(name, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in found]}"
 
 
-def column_of(reader: BatchReader) -> CachedColumn:
-    """Return the column of a reader's cache."""
-    if not isinstance(reader.tokens, Cached):
-        raise ArgumentError(f"{reader.path}: expected a reader with a cache")
-    return reader.tokens.column
+def column_of(corpus: Corpus) -> CachedColumn:
+    """Return the column of the cache of a corpus."""
+    if not isinstance(corpus.tokens, Cached):
+        raise ArgumentError(f"{corpus.path}: expected a corpus with a cache")
+    return corpus.tokens.column
 
 
-def num_fetched(reader: BatchReader) -> int | None:
-    """Return the units that a reader has fetched into its cache; None: it has none."""
-    return reader.tokens.num_fetched if isinstance(reader.tokens, Cached) else None
+def num_fetched(corpus: Corpus) -> int | None:
+    """Return the units that a corpus has fetched into its cache; None: it has none."""
+    return corpus.tokens.num_fetched if isinstance(corpus.tokens, Cached) else None
 
 
 class Cached(Wrapper):

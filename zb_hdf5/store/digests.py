@@ -341,7 +341,7 @@ def write_digests(
     Parameters
     ----------
     path
-        A file that is read in place, or a folder of such files: see `open_stream`.
+        A file that is read in place, or a folder of such files: see `open_corpus`.
     destination
         The file to write, a JSON.
     overwrite
@@ -417,14 +417,14 @@ def _digest_of(flat: FlatFormat, progress: Count, found: FlatTokens) -> FlatDige
     path = found.path
     sha256 = hashlib.sha256()
     crc32: list[int] = []
-    with flat.open(found, CHUNKS_OF_FLAT_FILES) as reader:
-        for _, chunks in reader.groups():
+    with flat.open(found, CHUNKS_OF_FLAT_FILES) as corpus:
+        for _, chunks in corpus.groups():
             sha256.update(chunks)
             crc32 += map(crc32_of, chunks)
             progress(chunks.size)
         documents = "" if found.num_documents is None else documents_sha256(flat.document_offsets(found))
         now = path.stat()
-        if (now.st_size, now.st_mtime_ns) != reader.tokens.identity:
+        if (now.st_size, now.st_mtime_ns) != corpus.tokens.identity:
             raise IncompleteError(f"{path}: was changed while its digests were made; wait for its writer")
     rows = np.array(crc32, ">u4").tobytes().hex()
     return FlatDigest(now.st_size, found.dtype.str, found.num_tokens, sha256.hexdigest(), documents, rows)

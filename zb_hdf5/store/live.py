@@ -24,9 +24,8 @@ from zb_hdf5.files.forks import OwnLock, generation
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import (
     CRC32_CHUNK_ROWS,
@@ -41,7 +40,8 @@ from zb_hdf5.spec import (
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.shards import Sharded, StoreReader
+from zb_hdf5.store.shards import Sharded
+from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
 RETRY_WAITS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -215,7 +215,7 @@ class LiveStoreWriter(BatchWriter):
         self.index = index
 
 
-# --- the reader ------------------------------------------------------------------------------------------------------
+# --- the corpus ------------------------------------------------------------------------------------------------------
 
 
 class LiveTokens(Sharded):
@@ -224,54 +224,55 @@ class LiveTokens(Sharded):
     def _reset(self) -> None:
         super()._reset()
         self._lock = OwnLock()
-        #: The reader of the growing shard, by process and shard; for a moment also the reader of the shard before it.
-        self._followed: dict[tuple[int, str], BatchReader] = {}
+        #: The growing shard, by process and name; for a moment also the shard before it.
+        self._followed: dict[tuple[int, str], HDF5Corpus] = {}
 
     def follow(self, index: ShardIndex) -> int:
-        """Find the batches that were committed since, under the newest index; return the number of all.
+        """Find the tokens that were committed since, under the newest index; return the number of all.
 
         Only one thread may call it. Threads that read meanwhile find their batches before, between and after each of
         its lines, because the shards of an index begin with the shards of the index before it.
         """
-        counts = index.table.values["num_batches"].tolist()
+        counts = index.table.values["token_count"].tolist()
         last = index.shards[-1]
         if not last.complete:
             counts[-1] = self._growing(last).refresh()
         self.index = index
-        self.number(count * self.unit for count in counts)  # a batch keeps its number
+        self.number(counts)  # a batch keeps its number
         kept = None if last.complete else self._key_of(last)
-        with self._lock:  # a reader that is left out closes when no thread reads from it
-            self._followed = {key: reader for key, reader in self._followed.items() if key == kept}
+        with self._lock:  # a file that is left out closes when no thread reads from it
+            self._followed = {key: file for key, file in self._followed.items() if key == kept}
         return sum(counts)
 
     def open_file(self, number: int, start: int) -> Tokens:
         entry = self.index.shards[number]
         return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
 
-    def _growing(self, entry: ShardEntry) -> BatchReader:
-        """Return the reader of the growing shard, opened once in each process."""
+    def _growing(self, entry: ShardEntry) -> HDF5Corpus:
+        """Return the growing shard, opened once in each process."""
         key = self._key_of(entry)
         found = self._followed.get(key)
         if found is None:
             with self._lock:
-                found = self._followed.get(key) or self._open_growing(entry.path)
-                self._followed[key] = found
+                found = self._followed.get(key)
+                if found is None:
+                    found = self._followed[key] = self._open_growing(entry.path)
         return found
 
     @staticmethod
     def _key_of(entry: ShardEntry) -> tuple[int, str]:
         return generation(), entry.path
 
-    def _open_growing(self, name: str) -> BatchReader:
+    def _open_growing(self, name: str) -> HDF5Corpus:
         """Open the growing shard of a store, or of a field of it, and compare its shape."""
-        reader = self._open_named(name)
+        file = self._open_named(name)
         meta = self.index.meta
-        if (reader.meta.shape, reader.dtype) != (meta.shape, meta.dtype):
-            reader.close()
-            raise FormatError(f"{reader.path}: {INDEX_NAME} has {meta.shape}, found {reader.meta.shape}")
-        return reader
+        if (file.meta.shape, file.dtype) != (meta.shape, meta.dtype):
+            file.close()
+            raise FormatError(f"{file.path}: {INDEX_NAME} has {meta.shape}, found {file.meta.shape}")
+        return file
 
-    def _open_named(self, name: str) -> BatchReader:
+    def _open_named(self, name: str) -> HDF5Corpus:
         """Open the growing shard under the name that it has at this moment."""
         path = self.folder / name
         column = self.index.meta.field
@@ -280,24 +281,24 @@ class LiveTokens(Sharded):
         while True:
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    return HDF5Reader(partial_path(path), self.asked, self._verify, field=field)
-                return HDF5Reader(path, self.asked, self._verify, field=field)
+                    return HDF5Corpus(partial_path(path), self.asked, self._verify, field=field)
+                return HDF5Corpus(path, self.asked, self._verify, field=field)
             except (FormatError, UnavailableError):  # the file may be closed or renamed at this moment
                 if (wait_s := next(waits_s, None)) is None:
                     raise
                 time.sleep(wait_s)
 
     def close(self) -> None:
-        for reader in self._followed.values():
-            reader.close()
+        for file in self._followed.values():
+            file.close()
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("_followed", "_lock")}
 
 
-class LiveReader(StoreReader):
-    """Reads the committed batches of a growing store; `refresh` shows more. See `StoreReader`.
+class LiveCorpus(StoreCorpus):
+    """The committed batches of a growing store; `refresh` shows more. See `StoreCorpus`.
 
     `complete` turns True when the writer has finished the store; a writer that was killed leaves it False. The
     fingerprint is the same from the first batch to the last, and in the finished store. A growing shard is read
@@ -310,7 +311,7 @@ class LiveReader(StoreReader):
     index
         Its index, as it was just read.
     access, verify
-        As for `open_reader`.
+        As for `open_corpus`.
     """
 
     _kind = LiveTokens
@@ -321,11 +322,11 @@ class LiveReader(StoreReader):
         with on_failure(self.close):
             self.refresh()
 
-    def _field_reader(self, name: str) -> BatchReader:
-        return LiveReader(self.path, self.index.of_field(name), self._shards.asked, self.verify)
+    def _field_corpus(self, name: str) -> LiveCorpus:
+        return LiveCorpus(self.path, self.index.of_field(name), self._shards.asked, self.verify)
 
     def refresh(self) -> int:
-        """Show the batches that the writer has committed since; return `num_batches`.
+        """Show the batches that the writer has committed since; return `num_tokens`.
 
         Raises
         ------
@@ -335,7 +336,7 @@ class LiveReader(StoreReader):
         with self._changing:
             if not self.complete and isinstance(self.tokens, LiveTokens):
                 self._look(self.tokens)
-        return self.num_batches
+        return self.num_tokens
 
     def _look(self, tokens: LiveTokens) -> None:
         """Follow the growing shard, under a new index if there is one."""
@@ -350,11 +351,11 @@ class LiveReader(StoreReader):
                 f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
                 f"found {index.live_id!r}; open it again"
             )
-        num_batches = tokens.follow(index)
+        num_tokens = tokens.follow(index)
         for field in self._fields.values():  # after the tokens, and before other threads see the new number
             field.refresh()
         self.index = index
-        self.num_batches = num_batches
+        self.num_tokens = num_tokens
         if index.complete:
             self.sha256 = index.sha256
             self.complete = True  # last: a thread that sees it sees all batches

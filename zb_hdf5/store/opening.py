@@ -1,12 +1,14 @@
-"""The functions that open a path: a reader of batches, a token stream, or a writer of one file."""
+"""The functions that open a path: a corpus, its batches, or a writer of one file."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
@@ -14,20 +16,20 @@ from zb_hdf5.files.listing import kept_listings, left_out_in_words
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
-from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import BatchWriter
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import BATCHES_LAYOUT, DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends
+from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.found_reader import ANY_SHAPE, Shape, reader_of
 from zb_hdf5.store.found_store import FoundStore
-from zb_hdf5.store.index import ShardIndex
-from zb_hdf5.store.token_stream import TokenStream
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from zb_hdf5.store.cache import Cache
 
 
@@ -36,28 +38,27 @@ def split_of_training(found: Found, split: str | None) -> str | None:
     return DEFAULT_SPLIT if isinstance(found, FoundStore) and split == AUTO_SPLIT else split
 
 
-def open_reader(
+def open_corpus(
     path: str | os.PathLike[str],
     *,
     backend: str = "auto",
     access: Access = "auto",
     verify: Verify = "auto",
-    read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    overlap: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
-) -> BatchReader:
-    """Open a file, a folder with a `shards.json`, or the `shards.json` itself; or a token stream as batches of windows.
+    read_as: ReadAs = AS_STORED,
+) -> Corpus:
+    """Open what a path holds: its tokens, fields and documents. Files are opened when they are first read.
 
     Parameters
     ----------
     path
-        A path of this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. From a bucket `shards.json` is read,
-        and nothing else; batches are ranged reads. Or a folder that has a store of the same tokens for each format,
-        named by it: `books/hdf5/` and `books/batch/`. Or a folder of HDF5 files of another program, in the order of
-        their names: streams as one, or the records or batches of all, of the same dtype, length and fields.
+        A file, a folder with a `shards.json`, or the `shards.json` itself; a 1-D or 2-D `.npy` file or a token file of
+        another trainer or program, or a folder of such files in and below it, in the order of their names. A path of
+        this machine, or a URL: `s3://`, `gs://`, `az://`, `https://`. From a bucket `shards.json` is read, and nothing
+        else; batches are ranged reads. Or a folder that has a store of the same tokens for each format, named by it:
+        `books/hdf5/` and `books/batch/`. Or a folder of HDF5 files of another program: streams as one, or the records
+        or batches of all, of the same dtype, length and fields.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of
         arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/in_place.md). Of a folder
@@ -73,22 +74,25 @@ def open_reader(
         "auto": compare each batch that is read whole into a buffer with its crc32, where one is stored (no view of a
         mapping, no records, windows or batches of another size). "batch": compare whatever is read, for which whole
         batches, or chunks of a stream, are read. "store": check every digest before returning. "none".
-        `reader.verified` names the reads that are compared.
-    read_as
-        How files are read that do not tell it themselves: HDF5 files of other programs, files without a header, and
-        digests that were made of either. See `ReadAs`.
+        `corpus.verified` names the reads that are compared.
     split
         Split whose shards alone are read: "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or
         "all": all. A folder of files in no store has those splits that the names in it tell, and "auto" reads the files
-        for training there, or those of its only split; of a store it reads all shards. A lone file is "train" too.
-    batch_size, seq_len, overlap
-        For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
-        shape of its windows, and how many tokens each of them shares with the next. See `WindowReader`. Of a dataset
-        of records `batch_size` are joined to a batch. Stored batches have no other shape than their own.
+        for training there, or those of its only split; of a store it reads all shards, and a loader over it those for
+        training. A lone file is "train" too.
     cache
         A folder on a fast local disk, in which batches are kept when they are first read; or `Cache(folder, "200GiB")`,
         which bounds it: else it takes nine tenths of the free space. Several readers, processes and jobs may share it.
         Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
+    read_as
+        How files are read that do not tell it themselves: HDF5 files of other programs, files without a header, and
+        digests that were made of either. See `ReadAs`.
+
+    Returns
+    -------
+    Corpus
+        `corpus.tokens[a:b]`, `corpus.documents`, `corpus.field(name)`, `corpus.batches(batch_size, seq_len)`. A context
+        manager.
 
     Raises
     ------
@@ -104,146 +108,227 @@ def open_reader(
         If there is no such file or folder.
     OSError
         If it cannot be opened.
-    """
-    found = found_at(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
-    return open_found(found, Shape(batch_size, seq_len, overlap), cache)
-
-
-def open_found(
-    found: Found,
-    shape: Shape = ANY_SHAPE,
-    cache: str | os.PathLike[str] | Cache | None = None,
-    index: ShardIndex | None = None,
-) -> BatchReader:
-    """Open what a look has found, as `open_reader` does; `index` is that of its stream, if it is known."""
-    _refuse_shape_of_windows(found, shape)
-    reader = _open_cached(found, shape, cache, index)
-    with on_failure(reader.close):
-        _require_shape(found, shape, reader)
-        if reader.rest and not reader.num_batches:
-            raise ArgumentError(
-                f"{found.path}: {reader.num_records:,} records do not fill one batch of {reader.batch_size:,} x "
-                f"{reader.seq_len:,}; pass a smaller batch_size"
-            )
-    return reader
-
-
-def _refuse_shape_of_windows(found: Found, shape: Shape) -> None:
-    """Raise `ArgumentError` if stored batches are asked for as windows. Named records have a shape that is compared."""
-    batch_size, seq_len, overlap = shape
-    is_whole = batch_size is not None and seq_len is not None and not found.read_as.names_dataset
-    if found.layout == BATCHES_LAYOUT and (overlap > 0 or is_whole):
-        raise ArgumentError(f"{found.path}: is no token stream: its batches have the shape that they were stored with")
-
-
-def _require_shape(found: Found, shape: Shape, reader: BatchReader) -> None:
-    """Raise `ArgumentError` if stored batches have another shape than the one that is asked for."""
-    if found.layout != BATCHES_LAYOUT:
-        return
-    stored = {"batch_size": reader.batch_size, "seq_len": reader.seq_len}
-    asked = {"batch_size": shape.batch_size, "seq_len": shape.seq_len}
-    for name, expected in stored.items():
-        if asked[name] not in (None, expected):
-            raise ArgumentError(
-                f"{found.path}: expected {name}={expected}, as its batches are stored, found {asked[name]}; leave "
-                "it out, or let a loader cut and join the records",
-                options=[name],
-            )
-
-
-def open_stream(
-    path: str | os.PathLike[str],
-    *,
-    split: str | None = AUTO_SPLIT,
-    access: Access = "auto",
-    verify: Verify = "auto",
-    read_as: ReadAs = AS_STORED,
-) -> TokenStream:
-    """Open a token stream by its tokens and documents; `open_reader` gives it as batches of windows instead.
-
-    Parameters
-    ----------
-    path
-        An HDF5 stream, a folder with a `shards.json` of them, or its URL; a 1-D `.npy` file or a token file of another
-        trainer or program, or a folder of such files in and below it, in the order of their names (files of other
-        suffixes are not looked at).
-    split
-        As for `open_reader`.
-    access
-        As for `open_reader`.
-    verify
-        "auto": compare nothing, because tokens are read as they are asked for, which is seldom a whole chunk. "batch":
-        read whole chunks, and compare each with its crc32. "store": check every digest before returning. "none".
-    read_as
-        As for `open_reader`; a dataset has one axis.
-
-    Returns
-    -------
-    TokenStream
-        Has `len`, `get_slice(start, stop)`, `document(number)`, `doc_offsets`, `documents`, `field(name)`, `refresh`
-        and `close`, and is a context manager.
-
-    Raises
-    ------
-    ArgumentError
-        If an argument is not possible.
-    FormatError, IncompleteError, ChecksumError
-        If a file is malformed or truncated, holds no stream, or fails `verify`.
-    UnverifiableError
-        If "batch" or "store" has nothing to compare with.
-    BackendError
-        If `access` cannot serve this file.
-    NotFoundError
-        If there is no such file or folder.
 
     Examples
     --------
-    >>> with open_stream("pages.h5") as stream:  # doctest: +SKIP
-    ...     tokens = stream.document(7)
-    ...     author = stream.documents.document(7).metadata["author"]
+    >>> with open_corpus("pages.h5") as corpus:  # doctest: +SKIP
+    ...     tokens = corpus.tokens[1000:2000]
+    ...     author = corpus.documents[7].metadata["author"]
+    ...     first = corpus.batches(batch_size=8, seq_len=1024)[0]
     """
-    return TokenStream(path, split=split, access=access, verify=verify, read_as=read_as)
+    corpus = _open(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    if cache is None:
+        return corpus
+    with on_failure(corpus.close):
+        return _cache_of(cache).over(corpus.batches(1, 1) if corpus.is_stream else corpus.batches())
 
 
-@kept_listings()
-def open_for_loader(
+class HowToOpen(TypedDict, total=False):
+    """The arguments of `open_corpus` but for its path and its cache."""
+
+    backend: str
+    access: Access
+    verify: Verify
+    read_as: ReadAs
+    split: str | None
+
+
+def _open(path: str | os.PathLike[str], **asked: Unpack[HowToOpen]) -> Corpus:
+    """Open a corpus as `open_corpus`, without a cache."""
+    found = found_at(path, **asked)
+    corpus = corpus_of(found)
+    corpus.reopen_by(partial(_open_split, path, asked), _training_split(found, asked.get("split", AUTO_SPLIT)))
+    return corpus
+
+
+def _open_split(path: str | os.PathLike[str], asked: HowToOpen, split: str | None) -> Corpus:
+    """Open another split of the same path."""
+    again = asked.copy()
+    again["split"] = split
+    return _open(path, **again)
+
+
+def _training_split(found: Found, split: str | None) -> str | None:
+    """Return the split that a loader reads of a corpus which has more; None: all that it has."""
+    if not isinstance(found, FoundStore) or split != AUTO_SPLIT:
+        return None
+    return None if {*found.index.table.values["split"]} == {DEFAULT_SPLIT} else DEFAULT_SPLIT
+
+
+def _cache_of(cache: str | os.PathLike[str] | Cache) -> Cache:
+    from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
+
+    return Cache.of(cache)
+
+
+def _behind_cache(batches: Batches, cache: str | os.PathLike[str] | Cache | None) -> Batches:
+    """Return batches with a cache in front of their corpus, if there is one."""
+    return batches if cache is None else Batches(_cache_of(cache).over(batches), batches.windows)
+
+
+def open_reader(
     path: str | os.PathLike[str],
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    overlap: int = 0,
     *,
     backend: str = "auto",
     access: Access = "auto",
     verify: Verify = "auto",
     read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    overlap: int = 0,
     cache: str | os.PathLike[str] | Cache | None = None,
-) -> BatchReader:
-    """Open a path as `open_reader` does, whatever it holds: only a stream takes the shape, and needs no whole batch.
+) -> Batches:
+    """Open a path as batches: the short form of `open_corpus` and `Corpus.batches`.
 
-    For a store, "auto" is the split for training. Files of a folder that are left out are noted.
+    Parameters
+    ----------
+    path, backend, access, verify, read_as, split, cache
+        As for `open_corpus`.
+    batch_size, seq_len, overlap
+        For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
+        shape of its windows, and how many tokens more each of them shares with the next. Of a dataset of records
+        `batch_size` are joined to a batch. Stored batches have no other shape than their own.
+
+    Returns
+    -------
+    Batches
+        `close` closes the corpus, too.
+
+    Raises
+    ------
+    ArgumentError
+        As `open_corpus`, and if the tokens fill no batch.
+    FormatError, IncompleteError, ChecksumError, UnverifiableError, BackendError, NotFoundError, OSError
+        As `open_corpus`.
     """
-    is_whole = batch_size is not None and seq_len is not None
-    found = found_at(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    corpus = _open(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    with on_failure(corpus.close):
+        return _behind_cache(shaped_batches(corpus, batch_size, seq_len, overlap, read_as), cache)
+
+
+def shaped_batches(
+    corpus: Corpus, batch_size: int | None, seq_len: int | None, overlap: int = 0, read_as: ReadAs = AS_STORED
+) -> Batches:
+    """Return the batches of a corpus in the shape that is asked for, as `open_reader`.
+
+    Raises
+    ------
+    ArgumentError
+        If the corpus has no batch of that shape.
+    """
+    path = corpus.path
+    is_whole = batch_size is not None and seq_len is not None and not read_as.names_dataset  # whose shape is compared
+    if not corpus.is_stream and (overlap > 0 or is_whole):
+        raise ArgumentError(f"{path}: not a token stream: its batches have the shape that they were stored with")
+    if corpus.is_stream:
+        batches = _windows_over(corpus, batch_size, seq_len, overlap)
+    else:
+        batches = corpus.batches(batch_size, seq_len)
+    if batches.rest and not batches.num_batches:
+        raise ArgumentError(
+            f"{path}: {batches.num_records:,} records do not fill one batch of {batches.batch_size:,} x "
+            f"{batches.seq_len:,}; pass a smaller batch_size"
+        )
+    return batches
+
+
+def _windows_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, overlap: int) -> Batches:
+    """Return the windows of a stream, which has one batch or more.
+
+    Parameters
+    ----------
+    overlap
+        Tokens that each window has more than `seq_len`, and shares with the next.
+    """
+    if overlap < 0:
+        raise ArgumentError(f"overlap must be at least 0, found {overlap}")
+    batches = corpus.batches(batch_size, None if seq_len is None else seq_len + overlap, seq_len)
+    if not batches.num_records:
+        more = f" and {overlap} more" if overlap else ""
+        raise ArgumentError(
+            f"{corpus.path}: {corpus.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
+        )
+    return batches
+
+
+def open_for_loader(
+    source: str | os.PathLike[str] | Corpus | Batches,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    overlap: int = 0,
+    *,
+    cache: str | os.PathLike[str] | Cache | None = None,
+    **asked: Unpack[HowToOpen],
+) -> tuple[Batches, bool]:
+    """Return the batches that a loader reads, and whether they were opened here, so that the loader closes them.
+
+    A stream takes the shape, and needs no whole batch; of a store with several splits the one for training is read.
+
+    Raises
+    ------
+    ArgumentError
+        If something is asked for that an open corpus has fixed already.
+    """
+    if isinstance(source, Corpus | Batches):
+        _refuse_fixed(source, asked, cache)
+        return _of_open(source, batch_size, seq_len, overlap)
+    corpus = _open_for_training(source, **asked)
+    with on_failure(corpus.close):
+        return _behind_cache(_batches_over(corpus, batch_size, seq_len, overlap), cache), True
+
+
+@kept_listings()
+def _open_for_training(path: str | os.PathLike[str], **asked: Unpack[HowToOpen]) -> Corpus:
+    """Open the split for training; files of a folder that are left out are noted."""
+    split = asked.get("split", AUTO_SPLIT)
+    found = found_at(path, **asked)
     found = replace(found, split=split_of_training(found, split))
     if found.left_out:
         note(f"{path}: {left_out_in_words(found.left_out)}")
-    return _open_cached(found, Shape(batch_size, seq_len, overlap) if is_whole else ANY_SHAPE, cache)
+    return corpus_of(found)
 
 
-def _open_cached(
-    found: Found, shape: Shape, cache: str | os.PathLike[str] | Cache | None, index: ShardIndex | None = None
-) -> BatchReader:
-    """Return the reader, with a cache in front of it if there is one."""
-    if cache is None:
-        return reader_of(found, shape, index)
-    from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
+def _of_open(
+    source: Corpus | Batches, batch_size: int | None, seq_len: int | None, overlap: int
+) -> tuple[Batches, bool]:
+    """Return the batches of an open corpus, or of its split for training, which is then opened here."""
+    corpus = source if isinstance(source, Corpus) else source.corpus
+    split = corpus.training_split
+    if split is not None:
+        corpus = corpus.split(split)
+    with on_failure(corpus.close) if split is not None else nullcontext():
+        if isinstance(source, Corpus):
+            return _batches_over(corpus, batch_size, seq_len, overlap), split is not None
+        return (source if split is None else Batches(corpus, source.windows)), split is not None
 
-    folder = Cache.of(cache)
-    reader = reader_of(found, shape, index)
-    with on_failure(reader.close):
-        folder.attach(reader)
-    return reader
+
+def _batches_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, overlap: int) -> Batches:
+    """Return the batches of a corpus; those that are stored keep their shape, and single records are joined."""
+    if corpus.is_stream:
+        return _windows_over(corpus, batch_size, seq_len, overlap)
+    joins = corpus.joins_records and batch_size is not None and seq_len is not None
+    return corpus.batches(batch_size if joins else None)
+
+
+def _refuse_fixed(source: Corpus | Batches, asked: HowToOpen, cache: str | os.PathLike[str] | Cache | None) -> None:
+    """Raise `ArgumentError` for an argument of the opening of a corpus that is open."""
+    defaults: HowToOpen = {
+        "backend": "auto",
+        "access": "auto",
+        "verify": "auto",
+        "read_as": AS_STORED,
+        "split": AUTO_SPLIT,
+    }
+    given = {name: value for name, value in asked.items() if value != defaults.get(name)}
+    if cache is not None:
+        given["cache"] = cache
+    for name, value in given.items():
+        raise ArgumentError(
+            f"{source.path}: {name}={value!r} is chosen when a corpus is opened: pass it to "
+            "open_corpus or open_reader, or pass the path to the loader",
+            options=[name],
+        )
 
 
 def open_writer(

@@ -20,8 +20,8 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
@@ -86,18 +86,18 @@ def index_files(
     origin: dict[str, Any] = {}
     files: list[Any] = []  # of a stream: each file names the sources of its own documents
     for path in map(local_path, paths):
-        with open_chunks(path) as reader:
-            if not reader.complete:
+        with open_chunks(path) as corpus:
+            if not corpus.complete:
                 raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
-            metas.append(reader.meta)
-            max_tokens.append(reader.max_token)
+            metas.append(corpus.meta)
+            max_tokens.append(corpus.max_token)
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
-            ensure_rows(reader)
-            entries.append(entry_of(reader, reader.origin.get("split", (splits or {}).get(path.name))))
-            files += source_files(reader.origin.get("source", {}))
-            origin |= reader.origin
+            ensure_rows(corpus)
+            entries.append(entry_of(corpus, corpus.origin.get("split", (splits or {}).get(path.name))))
+            files += source_files(corpus.origin.get("source", {}))
+            origin |= corpus.origin
         progress(1, len(paths))
     meta = replace(
         metas[0],
@@ -142,52 +142,54 @@ def _likeness(meta: StoreMeta) -> str:
     )
 
 
-def ensure_rows(reader: BatchReader) -> None:
+def ensure_rows(corpus: Corpus) -> None:
     """Write the crc32 rows of a file whose format keeps them in a sidecar, if it has none."""
-    if FORMATS[reader.backend].has_sidecar:
-        ensure_crc32_file(reader)
+    if FORMATS[corpus.backend].has_sidecar:
+        ensure_crc32_file(corpus)
 
 
-def entry_of(reader: BatchReader, split: str | None = None, *, sha256: str = "") -> ShardEntry:
+def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> ShardEntry:
     """Describe a finished file; nothing is written.
 
     Parameters
     ----------
-    reader
-        A reader of the whole file.
+    corpus
+        The whole file.
     split
         The split of the shard; None: as its pieces have it, else "train".
     sha256
         The sha256 of its tokens; "": as the file has it, or computed from its tokens.
     """
-    is_stream = reader.layout == STREAM_LAYOUT
-    num_bytes = _num_bytes(reader.path)
-    fields = {field.name: reader.field(field.name) for field in reader.meta.fields}
-    columns = dict(reader.columns)
+    is_stream = corpus.is_stream
+    num_bytes = _num_bytes(corpus.path)
+    fields = {field.name: corpus.field(field.name) for field in corpus.meta.fields}
+    columns = dict(corpus.columns)
     digests = {}
     for name, field in fields.items():
         columns |= field.columns
         digests[name] = FieldDigest(num_bytes, field.sha256 or field.digests.tokens_sha256(), _crc32_of(field))
     pieces = None
-    if not is_stream and pieces_path(reader.path).exists():
-        with closing(PiecesFile(reader.path, reader.num_records, reader.seq_len, tokens_sha256=reader.sha256)) as file:
+    if not is_stream and pieces_path(corpus.path).exists():
+        num_records = corpus.num_units * corpus.meta.batch_size
+        known = PiecesFile(corpus.path, num_records, corpus.meta.seq_len, tokens_sha256=corpus.sha256)
+        with closing(known) as file:
             pieces = TableInfo(file.num_bytes, file.sha256)
             split = split or file.split
-    document_count = reader.meta.document_count
+    document_count = corpus.meta.document_count
     return ShardEntry(
-        path=reader.path.name,
-        backend=reader.backend,
+        path=corpus.path.name,
+        backend=corpus.backend,
         num_bytes=num_bytes,
-        num_batches=reader.num_batches,
-        token_count=reader.token_count,
-        sha256=sha256 or reader.sha256 or reader.digests.tokens_sha256(),
-        crc32=_crc32_of(reader),
+        num_batches=corpus.num_units,
+        token_count=corpus.num_tokens,
+        sha256=sha256 or corpus.sha256 or corpus.digests.tokens_sha256(),
+        crc32=_crc32_of(corpus),
         document_count=document_count if document_count or is_stream else NOT_KNOWN,
         split=split or DEFAULT_SPLIT,
         columns=columns,
         fields=digests,
         pieces=pieces,
-        compressed=reader.compressed,
+        compressed=corpus.compressed,
     )
 
 
@@ -196,8 +198,8 @@ def _num_bytes(path: Path) -> int:
         return file.seek(0, os.SEEK_END)
 
 
-def _crc32_of(reader: BatchReader) -> int:
-    rows = reader.digests.crc32()
+def _crc32_of(corpus: Corpus) -> int:
+    rows = corpus.digests.crc32()
     return NOT_KNOWN if rows is None else crc32_of(rows)
 
 
@@ -268,8 +270,8 @@ def add_crc32_file(path: Path) -> Path | None:
         nouns = " or ".join(row.file_noun for row in backends().values() if row.has_sidecar)
         found = f", found a {name!r} file" if name else ""
         raise BackendError(f"{path}: expected {nouns}{found}")
-    with load_format(FORMATS[name]).open_file(path) as reader:
-        return ensure_crc32_file(reader)
+    with load_format(FORMATS[name]).open_file(path) as corpus:
+        return ensure_crc32_file(corpus)
 
 
 def _number(name: str) -> str:

@@ -125,14 +125,14 @@ def _repair_file(
         if is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
         broken = open_damaged(path, final)
-        reader = stack.enter_context(broken.reader)
-        if not reader.complete and not is_partial:
+        corpus = stack.enter_context(broken.corpus)
+        if not corpus.complete and not is_partial:
             stack.enter_context(leftover_of_dead_writer(path))
         if entry is None:
-            work.expect(column_bytes(reader.token_count, reader.meta))
+            work.expect(column_bytes(corpus.num_tokens, corpus.meta))
         found = Salvage(broken, work)
         report = found.report
-        if reader.complete and not report.reason and not is_partial:
+        if corpus.complete and not report.reason and not is_partial:
             report.state = "whole"
             return report
         if not report.kept_tokens:
@@ -151,7 +151,7 @@ def _repaired(path: Path) -> Path:
 
 def _write(found: Salvage, output: Path, overwrite: bool) -> None:
     """Publish the good part of a file; an output that has it already is left as it is."""
-    path = found.reader.path
+    path = found.corpus.path
     if output.resolve() == path.resolve():
         raise ArgumentError(f"{output}: is the file to repair; it stays as it is: choose another output")
     # where the original is the output's own `.partial`, a writer of that name would replace it
@@ -262,8 +262,8 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
     last = index.shards[-1]
     path = last.file(folder)
     if len(index.shards) > 1 and not last.complete and path.exists():
-        with suppress(FormatError), leftover_of_dead_writer(path), open_chunks(path) as reader:
-            if reader.num_batches == 0:
+        with suppress(FormatError), leftover_of_dead_writer(path), open_chunks(path) as corpus:
+            if corpus.num_units == 0:
                 return tuple(index.shards[:-1])
     return tuple(index.shards)
 
@@ -271,14 +271,14 @@ def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, .
 def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:
     """Return the index entry of a shard; None if an undamaged file does not match `old`."""
     path = Path(report.output or report.path)
-    with open_chunks(path) as reader:
-        if (found := {each.name for each in reader.meta.fields}) != old.fields.keys():
+    with open_chunks(path) as corpus:
+        if (found := {each.name for each in corpus.meta.fields}) != old.fields.keys():
             raise FormatError(f"{path}: {INDEX_NAME} names the fields {sorted(old.fields)}, found {sorted(found)}")
         if old.complete and report.state == "whole":
-            return old if (reader.sha256 or reader.digests.tokens_sha256()) == old.sha256 else None
-        ensure_rows(reader)  # also of a growing shard that was published before its writer was killed
-        entry = entry_of(reader, old.split)
-        if reader.layout != STREAM_LAYOUT:  # only the index has the number of documents in it
-            same = reader.num_batches == old.num_batches
+            return old if (corpus.sha256 or corpus.digests.tokens_sha256()) == old.sha256 else None
+        ensure_rows(corpus)  # also of a growing shard that was published before its writer was killed
+        entry = entry_of(corpus, old.split)
+        if not corpus.is_stream:  # only the index has the number of documents in it
+            same = corpus.num_units == old.num_batches
             entry = replace(entry, document_count=old.document_count if same else NOT_KNOWN)
         return replace(entry, path=str(Path(old.path).with_name(path.name)))

@@ -27,10 +27,10 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.files.checked import GROUP_BYTES, Crc32Rows, checked, crc32_of
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.formats.broken_file import BrokenFile
-from zb_hdf5.formats.h5_reader import HDF5Reader
+from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, StoreMeta, TokenArray, documents_path, pieces_path
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix
@@ -134,9 +134,9 @@ class Salvage:
     """The good part of one file, and the report of it; `IncompleteError` if its documents are lost."""
 
     def __init__(self, broken: BrokenFile, work: ReadBytes | None = None) -> None:
-        self.reader = broken.reader
+        self.corpus = broken.corpus
         self._work = work or ReadBytes()
-        meta = self.reader.meta
+        meta = self.corpus.meta
         self._is_stream = meta.layout == STREAM_LAYOUT
         self._reasons = [broken.reason] if broken.reason else []
         bad = np.array(self._examine(broken.crc32), np.int64)
@@ -145,78 +145,78 @@ class Salvage:
         self._lengths = np.diff(self._offsets)[is_kept]
         kept_tokens = int(self._lengths.sum())
         self.report = RepairReport(
-            path=str(self.reader.path),
+            path=str(self.corpus.path),
             state="damaged",
             kept=len(self._lengths),
             dropped=np.flatnonzero(~is_kept).tolist(),
             reason="; ".join(self._reasons),
             unit="document" if self._is_stream else "batch",
             kept_tokens=kept_tokens,
-            dropped_tokens=self.reader.token_count - kept_tokens,
+            dropped_tokens=self.corpus.num_tokens - kept_tokens,
         )
 
     def _unit_offsets(self) -> npt.NDArray[np.int64]:
         """Return the first token of each batch or document, and the end of the last one."""
-        reader = self.reader
-        if not (isinstance(reader, HDF5Reader) and self._is_stream):
-            return np.arange(reader.num_batches + 1) * reader.meta.batch_tokens
+        corpus = self.corpus
+        if not (isinstance(corpus, HDF5Corpus) and self._is_stream):
+            return np.arange(corpus.num_units + 1) * corpus.meta.batch_tokens
         try:
-            return reader.doc_offsets().astype(np.int64)
+            return corpus.doc_offsets().astype(np.int64)
         except (FormatError, ChecksumError) as error:
             raise IncompleteError(
-                f"{reader.path}: no document can be saved: the offsets of its documents are damaged; make it again"
+                f"{corpus.path}: no document can be saved: the offsets of its documents are damaged; make it again"
             ) from error
 
     def _whole_units(self, bad: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which batches or documents touch none of the bad chunks."""
-        chunk_tokens = self.reader.meta.batch_tokens
+        chunk_tokens = self.corpus.meta.batch_tokens
         starts = self._offsets[:-1]
         ends = self._offsets[1:]
         first_bad = bad.searchsorted(starts // chunk_tokens)  # of the bad chunks that a unit touches
         end_bad = bad.searchsorted((ends - 1) // chunk_tokens, side="right")
         whole: npt.NDArray[np.bool_] = (first_bad == end_bad) | (starts == ends)
-        if not self.reader.complete and len(bad):
+        if not self.corpus.complete and len(bad):
             whole &= ends <= bad[0] * chunk_tokens
         return whole
 
     def _examine(self, stored: npt.NDArray[np.uint32] | None) -> list[int]:
         """Return the chunks that differ from their crc32; if the crc32 rows are damaged, the sha256 of all decides."""
-        reader = self.reader
-        total = reader.num_batches
-        crc32, bad, sha256 = _examined(reader, stored, self._work)
+        corpus = self.corpus
+        total = corpus.num_units
+        crc32, bad, sha256 = _examined(corpus, stored, self._work)
         rows = np.array(crc32, "<u4")  # a chunk that is read again is as it was found
-        self._tokens = checked(reader.tokens, Crc32Rows(lambda: rows), reader.path, reader.meta.noun, "batch")
+        self._tokens = checked(corpus.tokens, Crc32Rows(lambda: rows), corpus.path, corpus.meta.noun, "batch")
         bad_values: set[int] = set()
-        for each in reader.meta.fields:
-            values = reader.field(each.name)
+        for each in corpus.meta.fields:
+            values = corpus.field(each.name)
             known = values.digests.crc32()
             if known is None:
                 bad_values |= set(range(total))
             else:
                 bad_values |= _examined(values, known, self._work)[1]
-        if bad and reader.sha256 == sha256 and not bad_values and reader.complete:
+        if bad and corpus.sha256 == sha256 and not bad_values and corpus.complete:
             self._reasons = [f"{len(bad):,} stored crc32 are bad, no token is"]
             return []
         bad |= bad_values
-        if bad and not reader.complete:
+        if bad and not corpus.complete:
             first = min(bad)
-            self._reasons.append(f"{reader.meta.noun} {first:,} is bad, and {total - first:,} are lost with it")
+            self._reasons.append(f"{corpus.meta.noun} {first:,} is bad, and {total - first:,} are lost with it")
             return list(range(first, total))
         if bad:
             self._reasons.append(
-                f"the tokens of {counted(len(bad), reader.meta.noun)} differ from the tokens that were written"
+                f"the tokens of {counted(len(bad), corpus.meta.noun)} differ from the tokens that were written"
             )
-        elif reader.sha256 not in (None, sha256):
+        elif corpus.sha256 not in (None, sha256):
             self._reasons.append("its sha256 differs from its tokens, though each crc32 is right")
         return sorted(bad)
 
     def is_in(self, path: Path) -> bool:
         """Return whether a whole file has exactly the kept batches or documents."""
         try:
-            with open_chunks(path) as reader:
-                other = Salvage(BrokenFile(reader, reader.digests.crc32(), ""))
-                expected, found = ((m.shape, m.layout, m.fields) for m in (self.reader.meta, reader.meta))
-                if expected != found or not reader.complete or other._reasons:
+            with open_chunks(path) as corpus:
+                other = Salvage(BrokenFile(corpus, corpus.digests.crc32(), ""))
+                expected, found = ((m.shape, m.layout, m.fields) for m in (self.corpus.meta, corpus.meta))
+                if expected != found or not corpus.complete or other._reasons:
                     return False
                 return np.array_equal(other._lengths, self._lengths) and other._sha256() == self._sha256()
         except (ZbError, OSError):
@@ -224,7 +224,7 @@ class Salvage:
 
     def _sha256(self) -> dict[str, str]:
         """Return the digest of the kept values of each field, and of the kept tokens by the name ""."""
-        digests = {name: hashlib.sha256() for name in ("", *(field.name for field in self.reader.meta.fields))}
+        digests = {name: hashlib.sha256() for name in ("", *(field.name for field in self.corpus.meta.fields))}
         for _, tokens, fields in self._parts():
             for name, values in {"": tokens, **fields}.items():
                 digests[name].update(np.ascontiguousarray(values))
@@ -232,18 +232,18 @@ class Salvage:
 
     def copy(self, path: Path, *, overwrite: bool) -> None:
         """Write the kept batches or documents to a new file."""
-        self._work.expect(column_bytes(self.report.kept_tokens, self.reader.meta))
+        self._work.expect(column_bytes(self.report.kept_tokens, self.corpus.meta))
         if self._is_stream:
             self._copy_documents(path, overwrite)
             return
-        meta = self.reader.meta
+        meta = self.corpus.meta
         begin = FORMATS[backend_of_suffix(path)].begin
         with begin(
             path,
             meta,
             expected_batches=self.report.kept,
             overwrite=overwrite,
-            origin=self.reader.origin,
+            origin=self.corpus.origin,
         ) as writer:
             for _, tokens, values in self._parts():
                 batches = tokens.reshape(-1, *meta.shape)
@@ -255,31 +255,31 @@ class Salvage:
     def _copy_pieces(self, path: Path, writer: FileWriter) -> None:
         """Write the sidecars of the new file: the pieces of the kept batches, and the documents of a lone file."""
         tokens_sha256 = writer.sha256()
-        reader = self.reader
-        batch_size = reader.meta.batch_size
-        table = documents_path(reader.path)
+        corpus = self.corpus
+        batch_size = corpus.meta.batch_size
+        table = documents_path(corpus.path)
         if table.exists():
             write_joined([table], writer.begin_beside(documents_path(path)), DEFAULT_SPLIT, tokens_sha256)
-        if not pieces_path(reader.path).exists():
+        if not pieces_path(corpus.path).exists():
             return
-        stored = PiecesFile(reader.path, None, reader.seq_len, verify="none")
+        stored = PiecesFile(corpus.path, None, corpus.meta.seq_len, verify="none")
         with closing(stored), closing(PiecesWriter(path)) as pieces:
             try:
                 stored.check()
                 for first, stop in self._groups():
                     pieces.append_pieces(stored.read_run(first * batch_size, stop * batch_size))
                 file = writer.begin_beside(pieces_path(path))
-                pieces.write_to(file, seq_len=reader.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
+                pieces.write_to(file, seq_len=corpus.meta.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
             except ZbError as error:
-                error.add_note(f"Restore it, or remove it to repair {reader.path} without its pieces.")
+                error.add_note(f"Restore it, or remove it to repair {corpus.path} without its pieces.")
                 raise
 
     def _copy_documents(self, path: Path, overwrite: bool) -> None:
         """Write the kept documents to a new stream."""
         if FORMATS[backend_of_suffix(path)].tokens_only:
             raise ArgumentError(f"{path}: expected the name of a file that can hold a token stream: one in .h5")
-        meta = self.reader.meta
-        documents = documents_path(self.reader.path)
+        meta = self.corpus.meta
+        documents = documents_path(self.corpus.path)
         with ExitStack() as stack:
             table = None
             spans: dict[str, Any] = {}
@@ -296,7 +296,7 @@ class Salvage:
                 overwrite=overwrite,
                 fields=meta.fields,
                 codec=meta.codec,
-                origin=self.reader.origin,
+                origin=self.corpus.origin,
                 **spans,
             )
             stack.enter_context(writer)
@@ -308,7 +308,7 @@ class Salvage:
     def _groups(self) -> Iterator[tuple[int, int]]:
         """Yield (first, stop) of kept units that follow each other: many small ones at once, or one large one."""
         first = 0
-        size = GROUP_BYTES // self.reader.dtype.itemsize
+        size = GROUP_BYTES // self.corpus.dtype.itemsize
         for end in [*self.report.dropped, len(self._offsets) - 1]:
             while first < end:
                 stop = int(self._offsets.searchsorted(self._offsets[first] + size, side="right")) - 1
@@ -321,7 +321,7 @@ class Salvage:
         """Yield (first, stop) of kept units, their tokens, and the values of their fields."""
         for first, stop in self._groups():
             start, end = self._offsets[[first, stop]].tolist()
-            values = {f: self.reader.field(f.name).tokens for f in self.reader.meta.fields}
+            values = {f: self.corpus.field(f.name).tokens for f in self.corpus.meta.fields}
             fields = {
                 f.name: _values(tokens, start * f.size, end * f.size).reshape(-1, *f.shape)
                 for f, tokens in values.items()
@@ -336,18 +336,18 @@ def _values(tokens: Tokens, start: int, stop: int) -> TokenArray:
 
 
 def _examined(
-    reader: BatchReader, stored: npt.NDArray[np.uint32] | None, work: ReadBytes
+    corpus: Corpus, stored: npt.NDArray[np.uint32] | None, work: ReadBytes
 ) -> tuple[list[int], set[int], str]:
     """Return the crc32 of each chunk, the bad or unreadable chunks, and the sha256 of all readable ones."""
     crc32: list[int] = []
     bad: set[int] = set()
     sha256 = hashlib.sha256()
-    size = reader.meta.batch_tokens
-    for number in range(reader.num_batches):
-        count = min(size, reader.token_count - number * size)
-        work.count(count * reader.dtype.itemsize)
+    size = corpus.meta.batch_tokens
+    for number in range(corpus.num_units):
+        count = min(size, corpus.num_tokens - number * size)
+        work.count(count * corpus.dtype.itemsize)
         try:
-            tokens = _values(reader.tokens, number * size, number * size + count)
+            tokens = _values(corpus.tokens, number * size, number * size + count)
         except (FormatError, ConvertError, ChecksumError, OSError) as error:  # ChecksumError: it does not unpack
             if isinstance(error, OSError) and error.errno != errno.EIO:  # EIO: a bad sector, of this chunk alone
                 raise

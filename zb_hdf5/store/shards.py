@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from zb_hdf5.errors import (
     UnverifiableError,
     ZbError,
 )
-from zb_hdf5.files.checked import VERIFIED, Crc32Rows, checked, crc32_of, stored_crc32
+from zb_hdf5.files.checked import Crc32Rows, checked, crc32_of, stored_crc32
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
@@ -33,7 +33,7 @@ from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, 
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.native import sidecar_rows
@@ -45,15 +45,12 @@ from zb_hdf5.spec import (
     NOT_KNOWN,
     STREAM_LAYOUT,
     TokenArray,
-    content_fingerprint,
     extents_column,
-    live_fingerprint,
 )
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.format_list import FORMATS, batch_format, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.store_documents import StoreDocuments
 
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
@@ -414,33 +411,33 @@ class Sharded(Tokens):
         if flat is not None:
             digest = self.index.digests.get(entry.path)
             facts = self._facts(flat, number, path)
-            reader: BatchReader = flat.open(facts, self.index.meta, self.asked, identity, digest)
+            file: Corpus = flat.open(facts, self.index.meta, self.asked, identity, digest)
         else:
             column = self.found.get(number)
-            reader = load_format(FORMATS[entry.backend], self.read_as).open_column(
+            file = load_format(FORMATS[entry.backend], self.read_as).open_column(
                 path,
                 self.index.meta,
                 self.asked,
                 identity=identity,
                 column=None if isinstance(column, FlatTokens) else column,
             )
-        with on_failure(reader.close):
-            is_expected = reader.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
+        with on_failure(file.close):
+            is_expected = file.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:
-                raise IncompleteError(f"{reader.path}: its writer has not finished; convert again")
+                raise IncompleteError(f"{file.path}: its writer has not finished; convert again")
             has_extents = self._opens_by_index(entry) and self.index.meta.layout != STREAM_LAYOUT
-            require_agreement(self.index, entry, reader, has_extents=has_extents)
+            require_agreement(self.index, entry, file, has_extents=has_extents)
             is_known = identity is not None or entry.crc32 == NOT_KNOWN or not entry.token_count
-            rows = None if is_known else reader.crc32_rows()
-            problem = "" if is_known else self._problem(reader.tokens, rows, entry, unit)
+            rows = None if is_known else file.crc32_rows()
+            problem = "" if is_known else self._problem(file.tokens, rows, entry, unit)
             if problem:
                 raise ChecksumError(
-                    f"{reader.path}: {problem}: the file is damaged, or belongs elsewhere",
+                    f"{file.path}: {problem}: the file is damaged, or belongs elsewhere",
                     remedy=Remedy.VERIFY if rows is None else rows.remedy,
-                    at=reader.path.parents[entry.path.count("/")],
+                    at=file.path.parents[entry.path.count("/")],
                 )
-            reader.check_reads(self._verify)
-        return reader.tokens
+            file.check_reads(self._verify)
+        return file.tokens
 
     def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatTokens:
         """Return the facts of a flat file, which a copy looks for again."""
@@ -469,103 +466,3 @@ class Sharded(Tokens):
         if isinstance(tokens, FileTokens) and self.wait is Wait.FAR:
             tokens.remember(start, read)
         return ""
-
-
-class ReadOptions(TypedDict):
-    """How the files of a store are read: as for `open_reader`."""
-
-    access: str
-    verify: str
-    read_as: ReadAs
-
-
-class StoreReader(BatchReader):
-    """Reads a store as one sequence of batches. See `BatchReader`.
-
-    Parameters
-    ----------
-    path
-        The folder of the store; of a stream also its `shards.json`, or its one file.
-    index
-        The shards that are read.
-    access, verify, read_as
-        As for `open_reader`.
-    found
-        The facts of files that were looked at, by the numbers of the files.
-    """
-
-    _kind: ClassVar[type[Sharded]] = Sharded
-    #: Whether `verify="auto"` compares batches that are read whole.
-    _auto_compares: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        path: Path,
-        index: ShardIndex,
-        *,
-        access: str = "auto",
-        verify: str = "auto",
-        read_as: ReadAs = AS_STORED,
-        found: Mapping[int, Column | FlatTokens] | None = None,
-    ) -> None:
-        folder = path if path.is_dir() else path.parent
-        self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
-        self._reads = "none" if verify == "store" else verify
-        compared = self._reads
-        if verify == "auto" and not self._auto_compares:
-            compared = "none"
-        tokens = self._kind(folder, index, access, compared, read_as, found)
-        tokens.name = str(path)
-        super().__init__(path, index.meta, index.num_batches, tokens)
-        self.index = index
-        self.backend = index.table.values["backend"][0]
-        self.max_token = index.max_token
-        self.verify = verify
-        self._shards = tokens
-        self._checks = verify if verify == "store" else compared
-        _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
-        if compared == "batch" and index.complete:
-            self._require_crc32()
-        self._attach(index)
-
-    def _require_crc32(self) -> None:
-        """Raise `UnverifiableError` if a shard has no crc32 of its batches."""
-        if unknown := self.index.without_crc32():
-            raise UnverifiableError(
-                f"{self._shards.folder / unknown}: cannot be verified: the index has no crc32 of its batches"
-            )
-
-    def _attach(self, index: ShardIndex) -> None:
-        """Take from the index what it has of all batches, and attach their documents."""
-        self.complete = index.complete
-        if not index.complete:
-            return
-        self.sha256 = index.sha256
-        if index.documents or "pieces" in index.table.optional:
-            self.record_documents = StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files that hold the tokens, in order; a growing shard is still a `.partial`."""
-        found = [self._shards.folder / path for path in self.index.table.values["path"]]
-        if not self.index.complete:
-            found[-1] = self.index.shards[-1].file(self._shards.folder)
-        return found
-
-    @property
-    def verified(self) -> str:
-        """See `BatchReader`; "none" where one shard has no crc32, or still grows."""
-        return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
-
-    @property
-    def _tokens_only(self) -> str:
-        return super()._tokens_only if self.index.backends == ["batch"] else ""
-
-    def _field_reader(self, name: str) -> BatchReader:
-        """Read the values of a field as a store of its own, whose shards are the files that hold them."""
-        return StoreReader(self.path, self.index.of_field(name), **self._options)
-
-    def _compute_fingerprint(self) -> str:
-        if self.index.live_id:
-            return live_fingerprint(self.index.live_id, self.meta)
-        return content_fingerprint(self.index.table.values["sha256"], self.meta)

@@ -1,4 +1,4 @@
-"""The pieces and the documents of a store or a lone file, which are attached to a reader of its tokens."""
+"""The pieces and the documents of a store, a stream or a lone file, which are attached to its corpus."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
-from zb_hdf5.documents.record_documents import RecordDocuments
+from zb_hdf5.documents.record_documents import RecordDocuments, pieces_of_parts
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import kept_property
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
 from zb_hdf5.files.threads import Readers
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.row_documents import edges_in_stream, pieces_in_stream
-from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, NOT_COUNTED, NOT_KNOWN, pieces_path
 from zb_hdf5.store.format_list import format_without_digests
 from zb_hdf5.store.index import ShardIndex
@@ -69,11 +68,11 @@ class StoreDocuments(RecordDocuments):
         self._bases = [bases[split] for split in index.table.values["split"]]  # first token of each split in all
 
     @classmethod
-    def of_file(cls, reader: BatchReader, verify: str, access: str) -> Self:
-        """Return the documents of the one file of batches that a reader has."""
-        sha256 = reader.sha256 or NO_SHA256
-        entry = ShardEntry(reader.path.name, reader.backend, 0, reader.num_batches, reader.token_count, sha256)
-        return cls(reader.path.parent, ShardIndex(reader.meta, [entry]), verify, access, reader.path)
+    def of_file(cls, corpus: Corpus, verify: str, access: str) -> Self:
+        """Return the documents of a corpus that is one file of batches."""
+        sha256 = corpus.sha256 or NO_SHA256
+        entry = ShardEntry(corpus.path.name, corpus.backend, 0, corpus.num_units, corpus.num_tokens, sha256)
+        return cls(corpus.path.parent, ShardIndex(corpus.meta, [entry]), verify, access, corpus.path)
 
     @kept_property
     def has_pieces(self) -> bool:
@@ -82,7 +81,13 @@ class StoreDocuments(RecordDocuments):
         pieces = self._index.table.optional.get("pieces")
         return pieces is not None and bool((pieces["bytes"] >= 0).all())
 
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+    def read_pieces(self, starts: npt.NDArray[np.int64], length: int) -> Pieces:
+        parts = self._index.meta.seq_len // length
+        numbers = starts // length
+        return self._of_records(numbers) if parts == 1 else pieces_of_parts(self._of_records, numbers, parts, length)
+
+    def _of_records(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records as they are stored."""
         shards = self._starts.searchsorted(records, side="right") - 1
         first = int(shards[0]) if len(shards) else 0
         if np.count_nonzero(shards == first) == len(shards):
@@ -132,7 +137,7 @@ FAR_THREADS: Final = 32
 
 
 class StreamDocuments(RecordDocuments):
-    """The documents of a stream by its windows.
+    """The documents of a stream.
 
     Parameters
     ----------
@@ -148,8 +153,6 @@ class StreamDocuments(RecordDocuments):
         The identities of the files that were open, by their numbers; another file of such a name is refused.
     verify, access
         As for `open_reader`.
-    windows
-        The cut of the tokens into records.
     found
         The facts of files that were looked at, by their numbers.
     positions
@@ -167,7 +170,6 @@ class StreamDocuments(RecordDocuments):
         identities: Mapping[int, Identity],
         verify: str,
         access: str,
-        windows: Windows,
         found: Mapping[int, Column | FlatTokens] | None = None,
         positions: Tokens | None = None,
     ) -> None:
@@ -180,7 +182,6 @@ class StreamDocuments(RecordDocuments):
         self._found = found or {}
         self._positions = positions
         self._verify = verify
-        self._windows = windows
         self._all: npt.NDArray[np.uint64] | None = None
         self._counts: npt.NDArray[np.int64] | None = None
         super().__init__(path, access)
@@ -212,9 +213,7 @@ class StreamDocuments(RecordDocuments):
         is_far = isinstance(self._path, RemotePath)  # each object takes a while
         return not is_far and int(self.counts().sum()) <= FEW_DOCUMENTS
 
-    def read_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
-        length = self._windows.length
-        starts = self._windows.starts(records, length)
+    def read_pieces(self, starts: npt.NDArray[np.int64], length: int) -> Pieces:
         if not len(starts):
             return padding(0, length)
         if self._positions is not None:

@@ -29,11 +29,11 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import Readers
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
-from zb_hdf5.spec import BATCHES_LAYOUT, INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
+from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.digests import (
@@ -111,22 +111,22 @@ class Outcome(StrEnum):
     BAD = "bad"
 
 
-def check_pieces(reader: BatchReader, expected: TableInfo | None, report: ShardReport) -> None:
+def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport) -> None:
     """Check the pieces of a file of batches.
 
     Parameters
     ----------
-    reader
-        The reader of the batches.
+    corpus
+        The file.
     expected
         The pieces as the index has them; None: the file is in no store.
     report
         The report of the file; the check is added to it.
     """
     file = PiecesFile(
-        reader.path,
-        reader.num_records,
-        reader.seq_len,
+        corpus.path,
+        corpus.num_units * corpus.meta.batch_size,
+        corpus.meta.seq_len,
         sha256=expected.sha256 if expected else "",
         tokens_sha256=report.sha256,
     )
@@ -137,12 +137,12 @@ def check_pieces(reader: BatchReader, expected: TableInfo | None, report: ShardR
     report.checks.append("pieces")
 
 
-def check_beside(reader: BatchReader, report: ShardReport) -> None:
+def check_beside(corpus: Corpus, report: ShardReport) -> None:
     """Check the sidecars of a lone file. Raises as `check_pieces` does."""
-    if pieces_path(reader.path).exists():
-        check_pieces(reader, None, report)
-    sha256 = table_sha256(reader.path) if reader.layout == STREAM_LAYOUT else ""
-    table = DocumentTable.of_file(reader.path, report.sha256, sha256=sha256)
+    if pieces_path(corpus.path).exists():
+        check_pieces(corpus, None, report)
+    sha256 = table_sha256(corpus.path) if corpus.is_stream else ""
+    table = DocumentTable.of_file(corpus.path, report.sha256, sha256=sha256)
     if table is not None:
         with closing(table):
             table.file(0).check()
@@ -504,18 +504,18 @@ class _Check:
             if not row.holds_batches:
                 report.token_count, report.missing = load_format(row).count(look)
                 return
-        with open_chunks(path, self.read_as) as reader:
+        with open_chunks(path, self.read_as) as corpus:
             if self.index is None:  # shards are announced all at once
-                self.announce(reader.token_count)
-            _compare_columns(reader, report, counted)
+                self.announce(corpus.num_tokens)
+            _compare_columns(corpus, report, counted)
             if self.index is None or entry is None:
-                check_beside(reader, report)
+                check_beside(corpus, report)
             else:
-                _check_entry(self.index, entry, table, reader, report)
+                _check_entry(self.index, entry, table, corpus, report)
             if not report.checks or _lacks_rows(entry, report):
-                report.missing = reader.missing_digests()
+                report.missing = corpus.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
-            if not reader.complete:
+            if not corpus.complete:
                 raise _is_unfinished(path, report)
 
     def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
@@ -531,24 +531,24 @@ class _Check:
             report.missing = f"{self.digests.path} has no digests of it"
             return
         digest = self.digests.require(found, name)
-        with flat.open(found, CHUNKS_OF_FLAT_FILES, digest=digest) as reader:
-            report.sha256, report.checks = reader.digests.compare(counted.columns(reader.meta)[0][1])
+        with flat.open(found, CHUNKS_OF_FLAT_FILES, digest=digest) as corpus:
+            report.sha256, report.checks = corpus.digests.compare(counted.columns(corpus.meta)[0][1])
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))
             report.checks.append("documents")
 
 
-def _compare_columns(reader: BatchReader, report: ShardReport, counted: _Counted) -> None:
+def _compare_columns(corpus: Corpus, report: ShardReport, counted: _Counted) -> None:
     """Take the facts of a file, and compare its tokens and the values of its fields with their digests."""
-    report.total_records = reader.meta.total_records
-    report.token_count = reader.token_count
-    if reader.layout == BATCHES_LAYOUT:
-        report.num_batches = reader.num_batches
-    for name, progress in counted.columns(reader.meta):
+    report.total_records = corpus.meta.total_records
+    report.token_count = corpus.num_tokens
+    if not corpus.is_stream:
+        report.num_batches = corpus.num_units
+    for name, progress in counted.columns(corpus.meta):
         if name is None:
-            report.sha256, report.checks = reader.digests.compare(progress)
+            report.sha256, report.checks = corpus.digests.compare(progress)
         else:
-            report.fields[name], _ = reader.field(name).digests.compare(progress)
+            report.fields[name], _ = corpus.field(name).digests.compare(progress)
 
 
 def _is_unfinished(path: Path, report: ShardReport) -> IncompleteError:
@@ -566,26 +566,26 @@ def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:
 
 
 def _check_entry(
-    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, report: ShardReport
+    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, corpus: Corpus, report: ShardReport
 ) -> None:
     """Compare a shard with its entry in the index."""
     if not entry.complete:
         raise IncompleteError(
-            f"{reader.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=reader.path.parent
+            f"{corpus.path}: is growing, or its writer was killed", remedy=Remedy.REPAIR, at=corpus.path.parent
         )
-    if entry.num_batches == reader.num_batches:
-        _compare_sha256(reader.path, entry.sha256, report.sha256)
-    if (names := {field.name for field in reader.meta.fields}) != entry.fields.keys():
-        raise FormatError(f"{reader.path}: {INDEX_NAME} names the fields {sorted(entry.fields)}, found {sorted(names)}")
+    if entry.num_batches == corpus.num_units:
+        _compare_sha256(corpus.path, entry.sha256, report.sha256)
+    if (names := {field.name for field in corpus.meta.fields}) != entry.fields.keys():
+        raise FormatError(f"{corpus.path}: {INDEX_NAME} names the fields {sorted(entry.fields)}, found {sorted(names)}")
     for name, found in report.fields.items():
-        _compare_sha256(reader.field(name).path, entry.fields[name].sha256, found)
-    if entry.backend != reader.backend:
-        raise FormatError(f"{reader.path}: {INDEX_NAME} has backend {entry.backend!r}, found {reader.backend!r}")
-    require_agreement(index, entry, reader)
+        _compare_sha256(corpus.field(name).path, entry.fields[name].sha256, found)
+    if entry.backend != corpus.backend:
+        raise FormatError(f"{corpus.path}: {INDEX_NAME} has backend {entry.backend!r}, found {corpus.backend!r}")
+    require_agreement(index, entry, corpus)
     if entry.pieces is not None:
-        check_pieces(reader, entry.pieces, report)
-    folder = reader.path.parents[entry.path.count("/")]
-    _compare_facts(folder, reader.path, _facts(index, entry, table, reader, report.sha256))
+        check_pieces(corpus, entry.pieces, report)
+    folder = corpus.path.parents[entry.path.count("/")]
+    _compare_facts(folder, corpus.path, _facts(index, entry, table, corpus, report.sha256))
     report.checks.append("index")
 
 
@@ -599,11 +599,11 @@ class _Fact(NamedTuple):
 
 
 def _facts(
-    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, reader: BatchReader, sha256: str
+    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, corpus: Corpus, sha256: str
 ) -> Iterator[_Fact]:
     """Yield the facts about a shard that `require_agreement` does not compare."""
-    found = entry_of(reader, reader.origin.get("split"), sha256=sha256)
-    names_split = "split" in reader.origin or found.pieces is not None
+    found = entry_of(corpus, corpus.origin.get("split"), sha256=sha256)
+    names_split = "split" in corpus.origin or found.pieces is not None
     yield _Fact("bytes", entry.num_bytes, found.num_bytes, 0)
     yield _Fact("crc32", entry.crc32, found.crc32, NOT_KNOWN)
     yield _Fact("split", entry.split, found.split if names_split else None, None)
@@ -611,15 +611,15 @@ def _facts(
     yield _Fact("pieces", entry.pieces, found.pieces)
     yield _Fact("codecs", entry.compressed, found.compressed, None if entry.compressed is None else ())
     if index.meta.layout == STREAM_LAYOUT:
-        yield _Fact("sha256 of its documents", table.sha256 if table else "", table_sha256(reader.path))
+        yield _Fact("sha256 of its documents", table.sha256 if table else "", table_sha256(corpus.path))
     for column, runs in entry.columns.items():
         yield _Fact(f"places of {column}", runs, found.columns.get(column))
     for name, digest in entry.fields.items():
         yield _Fact(f"field {name}", digest, found.fields[name])
-    yield _Fact("fields", index.meta.fields, reader.meta.fields)
-    yield _Fact("boundary_token_id", index.meta.boundary_token_id, reader.meta.boundary_token_id)
+    yield _Fact("fields", index.meta.fields, corpus.meta.fields)
+    yield _Fact("boundary_token_id", index.meta.boundary_token_id, corpus.meta.boundary_token_id)
     for name, unknown in (("seed", 0), ("vocab_size", 0), ("tokenizer", "")):
-        yield _Fact(name, getattr(index.meta, name), getattr(reader.meta, name), unknown)
+        yield _Fact(name, getattr(index.meta, name), getattr(corpus.meta, name), unknown)
 
 
 def _compare_facts(folder: Path, path: Path, facts: Iterable[_Fact]) -> None:

@@ -17,8 +17,8 @@ from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.format_list import format_named
 from zb_hdf5.store.recognition import flat_name_of, source_name_of
-from zb_hdf5.text.corpus import FILE_KINDS
 from zb_hdf5.text.lacking_text import CHAT_KINDS, IDS_COLUMNS
+from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
 from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
 

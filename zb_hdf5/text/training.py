@@ -21,9 +21,9 @@ from zb_hdf5.files.publishing import disk_errors, published_together, write_full
 from zb_hdf5.packages import require_package
 from zb_hdf5.signals import beside
 from zb_hdf5.text.byte_pairs import token_bytes
-from zb_hdf5.text.corpus import open_documents
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, as_unicode, load_tokenizer
 
 #: How text is cut into pieces that are never merged across: GPT-4's way, with numbers of 1 or 2 digits, not 3.

@@ -23,7 +23,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, FlatReader, require_few_empty
+from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat, require_few_empty
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, StoreMeta
 
@@ -206,7 +206,7 @@ class Megatron(FlatFormat):
         access: str = "auto",
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
-    ) -> FlatReader:
+    ) -> FlatCorpus:
         _require_in_order(found.path)
         return super().open(found, meta, access, identity, digest)
 

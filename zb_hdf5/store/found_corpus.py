@@ -1,25 +1,28 @@
-"""The readers of what a look has found: of a store, of a lone file, and of files that are in no store."""
+"""The corpus of what a look has found: of a store, of a lone file, and of files that are in no store."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
-from zb_hdf5.files.paths import RemotePath, on_failure
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.batch_writer import FieldDigest
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     DEFAULT_CHUNK_TOKENS,
@@ -31,75 +34,52 @@ from zb_hdf5.spec import (
     StoreMeta,
     stored_dtype,
 )
-from zb_hdf5.store.cut_reader import FLAT_DTYPE
 from zb_hdf5.store.digests import Digests
 from zb_hdf5.store.flat_table import flat_table
 from zb_hdf5.store.format_list import FORMATS, load_format
+from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.index import ShardIndex, require_files
-from zb_hdf5.store.record_reader import RecordReader
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.shards import StoreReader
+from zb_hdf5.store.store_corpus import FLAT_DTYPE, StoreCorpus
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.store.window_reader import WindowReader
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
 
 
-class Shape(NamedTuple):
-    """The shape of batches as it is asked for; None: any."""
-
-    batch_size: int | None = None
-    seq_len: int | None = None
-    overlap: int = 0
-
-
-#: No shape is asked for.
-ANY_SHAPE: Final = Shape()
+def corpus_of(found: Found) -> Corpus:
+    """Open what was found at a path. Raises as `open_corpus`."""
+    if found.layout != BATCHES_LAYOUT:
+        return _stream_of(found)
+    if isinstance(found, FoundStore):
+        return _store_of(found)
+    return _records_of(found) if found.facts else _file_of(found)
 
 
-def reader_of(found: Found, shape: Shape = ANY_SHAPE, index: ShardIndex | None = None) -> BatchReader:
-    """Return the reader of the batches of a path, or of the windows of its stream. Raises as `open_reader`.
-
-    Parameters
-    ----------
-    found
-        The path.
-    shape
-        The shape of batches as it is asked for.
-    index
-        The index of its stream, if it is known; None: look into its files.
-    """
-    if found.layout == BATCHES_LAYOUT:
-        return _batches_of(found, shape)
-    if index is None:
-        index = stream_index(found)
-    batch_size, seq_len, overlap = shape
-    if batch_size is None or seq_len is None:
-        raise ArgumentError(f"{found.path}: is a token stream: pass batch_size and seq_len for windows over it")
-    reader = windows_of(found, index, Windows.of(batch_size, seq_len, overlap))
-    if not reader.num_records:
-        reader.close()
-        more = f" and {overlap} more" if overlap else ""
-        raise ArgumentError(
-            f"{found.path}: {reader.num_tokens:,} tokens do not fill one batch of 1 x {seq_len:,}{more}"
-        )
-    return reader
-
-
-def windows_of(found: Found, index: ShardIndex, windows: Windows) -> WindowReader:
-    """Return the reader of windows over the files of a stream, which may be too short for one."""
+def _stream_of(found: Found) -> StoreCorpus:
+    """Open the files of a token stream, which may grow."""
+    index = stream_index(found)
     compare_digests(found)
-    return WindowReader(
+    return StoreCorpus(
         found.path,
         index,
-        windows,
         access=found.access,
         verify=found.verify,
         read_as=found.read_as,
         found=found.known,
+        newer=partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split),
     )
+
+
+def _newer_files(
+    path: Path, access: str, verify: str, read_as: ReadAs, split: str | None
+) -> tuple[ShardIndex, Mapping[int, Column | FlatTokens]]:
+    """Look at the path of a stream again; return the index of its files, and the facts of those that are open."""
+    now = found_at(path, access=access, verify=verify, read_as=read_as, split=split)
+    index = stream_index(now)
+    compare_digests(now)
+    return index, now.known
 
 
 def compare_digests(found: Found) -> None:
@@ -128,24 +108,17 @@ def stream_index(found: Found) -> ShardIndex:
 # --- stores --------------------------------------------------------------------------------------------------------
 
 
-def _batches_of(found: Found, shape: Shape) -> BatchReader:
-    """Return the reader of batches that are stored, or of records."""
-    if isinstance(found, FoundStore):
-        return _store_reader(found)
-    return _record_reader(found, shape) if found.facts else _file_reader(found, shape)
-
-
-def _store_reader(found: FoundStore) -> BatchReader:
+def _store_of(found: FoundStore) -> Corpus:
     if isinstance(found.path, RemotePath) and not found.index.complete:
         raise IncompleteError(f"{found.path}: is still written: a store that grows is read on its own machine only")
     compare_digests(found)
     index = found.index.of_split(found.split)
     require_files(found.folder, index)
     if index.complete:
-        return StoreReader(found.folder, index, access=found.access, verify=found.verify)
-    from zb_hdf5.store.live import LiveReader  # h5py, which a finished store does not need
+        return StoreCorpus(found.folder, index, access=found.access, verify=found.verify)
+    from zb_hdf5.store.live import LiveCorpus  # h5py, which a finished store does not need
 
-    return LiveReader(found.folder, index, found.access, found.verify)
+    return LiveCorpus(found.folder, index, found.access, found.verify)
 
 
 def _index_of_store(found: FoundStore) -> ShardIndex:
@@ -161,20 +134,16 @@ def _index_of_store(found: FoundStore) -> ShardIndex:
 # --- a lone file with batches, or with a stream of ours ------------------------------------------------------------
 
 
-def _file_reader(found: Found, shape: Shape) -> BatchReader:
+def _file_of(found: Found) -> Corpus:
     _require_no_split(found)
     looked: dict[str, object] = {}
     if found.column is not None:
         looked = {"column": found.column, "read_as": found.read_as}
     code = load_format(FORMATS[found.backend])
-    reader = code.open_file(found.path, access=found.access, verify=found.verify, **looked)
-    with on_failure(reader.close):
-        if reader.foreign_dataset is not None:
-            if shape.batch_size is not None and reader.batch_size == 1:
-                reader.join_records(shape.batch_size)
-        elif reader.complete:
-            reader.record_documents = StoreDocuments.of_file(reader, found.verify, found.access)
-    return reader
+    corpus = code.open_file(found.path, access=found.access, verify=found.verify, **looked)
+    if corpus.foreign_dataset is None and corpus.complete:
+        corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
+    return corpus
 
 
 def _index_of_column(found: Found, column: Column) -> ShardIndex:
@@ -218,20 +187,17 @@ def _require_no_split(found: Found) -> None:
 # --- files of other programs ---------------------------------------------------------------------------------------
 
 
-def _record_reader(found: Found, shape: Shape) -> BatchReader:
+def _records_of(found: Found) -> StoreCorpus:
     index = _index_of_files(found)
     compare_digests(found)
-    size, length = found.facts[0].record_shape
-    if size == 1:
-        size = shape.batch_size or size
-    return RecordReader(
+    return StoreCorpus(
         found.path,
         index,
-        Windows.of(size, length),
         access=found.access,
         verify=found.verify,
         read_as=_with_dataset(found).read_as,
         found=found.known,
+        records=Windows.of(*found.facts[0].record_shape),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads HDF5 files: by extents outside the HDF5 library where the layout allows, through h5py where not.
+"""HDF5 files as corpora: read by extents outside the HDF5 library where the layout allows, through h5py where not.
 
 A published file is opened once, its extents are listed with one `chunk_iter`, and HDF5 is closed again. Compressed
 chunks of ours are decoded outside of it. Files that grow (SWMR), and filtered datasets of another origin, are read
@@ -21,7 +21,7 @@ from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.access import require_options
-from zb_hdf5.formats.batch_reader import BatchReader
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
@@ -32,8 +32,8 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, crc32_column
 
 
-class HDF5Reader(BatchReader):
-    """Reads a column of an HDF5 file: batches, or the chunks of a stream. See `BatchReader`.
+class HDF5Corpus(Corpus):
+    """A column of an HDF5 file: batches, or the chunks of a stream. See `Corpus`.
 
     Parameters
     ----------
@@ -74,7 +74,9 @@ class HDF5Reader(BatchReader):
             if not column.complete:
                 raise UnverifiableError(f"{facts}: {GROWS}")
             raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
-        super().__init__(column.path, column.meta, column.num_units, open_column(column, access))
+        tokens = open_column(column, access)
+        committed = min(column.num_units * column.meta.batch_tokens, tokens.num_tokens)
+        super().__init__(column.path, column.meta, tokens, committed)
         self.complete = column.complete
         self.sha256 = column.sha256
         self.columns = column.columns
@@ -100,8 +102,8 @@ class HDF5Reader(BatchReader):
         file = self.tokens.file
         runs = self.columns.get(name)
         if runs and file is not None:
-            return stored_crc32(file, runs, self.num_batches)
-        return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_batches))
+            return stored_crc32(file, runs, self.num_units)
+        return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_units))
 
     def missing_digests(self) -> str:
         if self._column.is_foreign:
@@ -109,11 +111,11 @@ class HDF5Reader(BatchReader):
         return super().missing_digests() if self.complete else GROWS
 
     def refresh(self) -> int:
-        """Show the batches that a live writer has committed since; return `num_batches`. A stream stays as it is."""
+        """Show the batches that a live writer has committed since; return `num_tokens`. A stream stays as it is."""
         with self._changing:
             if not self.complete and isinstance(self.tokens, H5pyTokens):
                 self._look(self.tokens)
-        return self.num_batches
+        return self.num_tokens
 
     def _look(self, tokens: H5pyTokens) -> None:
         tokens.dataset()
@@ -123,21 +125,17 @@ class HDF5Reader(BatchReader):
             field.refresh()
         if state is not None:
             self.sha256 = state["sha256"] if self.meta.field is None else self.sha256
-            self.num_batches = state["num_batches"]
+            self.num_tokens = state["num_batches"] * self.meta.batch_tokens
             self.complete = bool(state["complete"])  # at last: whoever sees it sees all batches
 
-    def _field_reader(self, name: str) -> HDF5Reader:
+    def _field_corpus(self, name: str) -> HDF5Corpus:
         column = self._column.fields.get(name)
-        if column is not None:
-            found = HDF5Reader(self.path, self._access, self._reads, self.layout, column=column)
-            if self.meta.batch_size != column.meta.batch_size:
-                found.join_records(self.meta.batch_size)
-            return found
-        return HDF5Reader(self.path, self._access, self._reads, self.layout, field=name)
+        field = "" if column is not None else name
+        return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column)
 
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """Return where the documents of a stream begin and the last one ends, shape (D + 1,), as committed."""
-        with closing(DocumentOffsets(self.path, self.token_count, self.identity, access=self._access)) as offsets:
+        with closing(DocumentOffsets(self.path, self.num_tokens, self.identity, access=self._access)) as offsets:
             return offsets.rows().copy()
 
     def other_checks(self) -> list[str]:
@@ -154,8 +152,8 @@ class HDF5Reader(BatchReader):
         """Raise `IncompleteError` if the dataset has other rows than the batches that are committed."""
         with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
             rows = len(h5[self.meta.column])
-        if rows != self.num_batches:
-            raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_batches:,}")
+        if rows != self.num_units:
+            raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_units:,}")
 
 
 def _rows_by_library(path: Path, identity: Identity, name: str, num_rows: int) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,138 @@
+"""Corpora: what a path holds, its documents and splits, and the loaders over it."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from zb_hdf5 import (
+    ArgumentError,
+    BackendError,
+    BatchIndexError,
+    FormatError,
+    HDF5ShardWriter,
+    Loader,
+    convert,
+    open_corpus,
+    open_reader,
+)
+
+DOCUMENTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
+IDS = [token for each in DOCUMENTS for token in (*each, 0)]
+
+
+@pytest.fixture
+def stream(tmp_path):
+    with HDF5ShardWriter(tmp_path / "s.h5", dtype="uint16", boundary_token_id=0, fields={"mask": "u1"}) as writer:
+        for number, ids in enumerate(DOCUMENTS):
+            writer.write_document(
+                ids, id=f"d{number}", metadata={"n": number}, spans=[(0, 1, number)], fields={"mask": [1] * len(ids)}
+            )
+    return tmp_path / "s.h5"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "{"abcdefgh" * (number + 1)}"}}\n' for number in range(40)))
+    return path
+
+
+def test_a_stream_is_its_tokens_its_documents_and_its_fields(stream):
+    with open_corpus(stream) as corpus:
+        assert (len(corpus), corpus.is_stream, corpus.windows) == (len(IDS), True, None)
+        assert corpus.tokens[2:6].tolist() == IDS[2:6]
+        assert corpus.tokens[-3:].tolist() == IDS[-3:]
+        assert corpus.tokens[5:5].tolist() == corpus.tokens[6:2].tolist() == []
+        assert [each.ids.tolist() for each in corpus.documents] == [[*each, 0] for each in DOCUMENTS]
+        assert [each.id for each in corpus.documents[1:3]] == ["d1", "d2"]
+        last = corpus.documents[-1]
+        assert (last.number, last.length, last.metadata, last.source) == (3, 5, {"n": 3}, None)
+        assert last.field("mask").tolist() == [1, 1, 1, 1, 0]
+        spans = last.spans()
+        assert (spans.starts.tolist(), spans.stops.tolist(), spans.values) == ([0], [1], [3])
+        assert corpus.documents.number_of([0, 4, 6]).tolist() == [0, 1, 1]
+        assert corpus.field("mask").tokens[:4].tolist() == [1, 1, 1, 0]
+
+
+def test_wrong_positions_and_documents_are_named(stream):
+    with open_corpus(stream) as corpus:
+        with pytest.raises(BatchIndexError, match="no document 4: it has 4, counted from 0"):
+            _ = corpus.documents[4]
+        with pytest.raises(ArgumentError, match="expected a slice of tokens without a step"):
+            _ = corpus.tokens[::2]
+        with pytest.raises(ArgumentError, match="expected a slice of tokens without a step"):
+            _ = corpus.tokens[3]
+        with pytest.raises(ArgumentError, match="pass batch_size and seq_len"):
+            corpus.batches()
+        with pytest.raises(ArgumentError, match="stride must be 1 to 4"):
+            corpus.batches(1, 4, 5)
+
+
+def test_batches_of_a_stream_have_any_stride(stream):
+    with open_corpus(stream) as corpus:
+        batches = corpus.batches(1, 4, 3)
+        assert [batch[0].tolist() for batch in batches] == [IDS[start : start + 4] for start in (0, 3, 6, 9)]
+        with open_reader(stream, batch_size=1, seq_len=3, overlap=1) as reader:
+            assert reader.fingerprint == batches.fingerprint
+
+
+def test_a_pickled_corpus_reads_the_same(stream):
+    with open_corpus(stream, access="pread") as corpus:
+        copy = pickle.loads(pickle.dumps(corpus))
+        document = pickle.loads(pickle.dumps(corpus.documents[1]))
+        assert copy.tokens[:].tolist() == IDS
+        assert document.ids.tolist() == [4, 5, 0]
+        assert copy.same_as(corpus)
+        assert copy != corpus
+        copy.close()
+
+
+def test_the_tokens_of_packed_documents_are_refused_with_their_stream(texts, tmp_path):
+    convert(texts, "hdf5", tmp_path / "packed", tokenizer="byte", batch_size=2, seq_len=64)
+    with open_corpus(tmp_path / "packed") as corpus:
+        assert not corpus.is_stream
+        found = corpus.documents[3]
+        assert (found.row, found.length) == (4, 33)
+        with pytest.raises(BackendError, match="was packed into rows, where its tokens lie in pieces"):
+            _ = found.ids
+        with pytest.raises(ArgumentError, match=r"expected seq_len=64, as its batches are stored, found 32"):
+            corpus.batches(seq_len=32)
+
+
+@pytest.mark.parametrize("kind", ["stream", "hdf5"])
+def test_a_loader_over_a_corpus_of_several_splits_trains_on_train(kind, texts, tmp_path):
+    shape = {"batch_size": 2, "seq_len": 64} if kind == "hdf5" else {}
+    windows = {} if kind == "hdf5" else {"batch_size": 2, "seq_len": 64}
+    convert(texts, kind, tmp_path / "out", tokenizer="byte", val_fraction=0.3, **shape)
+    with open_corpus(tmp_path / "out") as corpus, corpus.split("val") as held_out:
+        assert corpus.training_split == "train"
+        with Loader(tmp_path / "out", **windows) as path, Loader(corpus, **windows) as same:
+            assert same.state_dict() == path.state_dict()
+            assert same.num_records == path.num_records
+        with open_corpus(tmp_path / "out", split=None) as whole, Loader(whole, **windows) as every:
+            assert every.batches.corpus.num_tokens == corpus.num_tokens
+        assert 0 < held_out.num_tokens < corpus.num_tokens
+        assert corpus.tokens[:4].tolist()  # each loader has closed its own corpus alone
+
+
+def test_a_loader_leaves_what_it_was_given_open(stream):
+    with open_corpus(stream) as corpus:
+        batches = corpus.batches(1, 4)
+        for source in (corpus, batches):
+            with Loader(source, batch_size=1, seq_len=4, shuffle="sequential") as loader:
+                assert next(loader).tolist() == [IDS[:4]]
+        assert batches[1].tolist() == [IDS[4:8]]
+
+
+def test_an_argument_that_a_corpus_has_fixed_is_refused(stream):
+    with open_corpus(stream) as corpus:
+        for name, value in {"verify": "none", "access": "pread", "split": "val", "cache": "x"}.items():
+            with pytest.raises(ArgumentError, match=f"{name}='{value}' is chosen when a corpus is opened"):
+                Loader(corpus, batch_size=1, seq_len=4, **{name: value})
+
+
+def test_a_split_of_a_file_alone_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(100, dtype=np.uint16))
+    with open_corpus(tmp_path / "x.npy") as corpus, pytest.raises((ArgumentError, FormatError), match=r"split|val"):
+        corpus.split("val")

@@ -1,0 +1,959 @@
+"""A corpus, which is what a path holds: tokens, fields and documents; and its batches, by which it is read."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.documents.record_documents import pieces_of_parts
+from zb_hdf5.errors import (
+    ArgumentError,
+    BackendError,
+    BatchIndexError,
+    IncompleteError,
+    UnverifiableError,
+    counted,
+)
+from zb_hdf5.field import Field
+from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
+from zb_hdf5.files.codecs import CompressedTokens
+from zb_hdf5.files.forks import OwnLock, kept_property
+from zb_hdf5.files.ranges import Extents, Run
+from zb_hdf5.files.threads import require_wanted
+from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.formats.batch_digests import BatchDigests
+from zb_hdf5.formats.corpus_documents import CorpusDocuments
+from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
+from zb_hdf5.formats.windows import Windows
+from zb_hdf5.packages import from_numpy
+from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
+
+if TYPE_CHECKING:
+    import torch
+
+    from zb_hdf5.documents.document_table import DocumentTable
+    from zb_hdf5.documents.pieces import Pieces
+    from zb_hdf5.documents.record_documents import RecordDocuments
+
+#: Batches that a sampled fingerprint covers, at most.
+FINGERPRINT_SAMPLES: Final = 16
+_local = threading.local()
+
+
+class Corpus:
+    """The tokens that a path holds, or the values of a field, with their fields and documents; opened lazily.
+
+    Thread-safe, `refresh` too; usable after fork; picklable (a copy reopens the files by their paths). `close` must not
+    race with reads. Nothing but `refresh` changes it. Two corpora are equal if they are the same object: `same_as`
+    compares their tokens.
+
+    Attributes
+    ----------
+    tokens
+        The tokens by their positions: `corpus.tokens[a:b]`.
+    path
+        The opened path.
+    meta
+        The stored shape, dtype and origin.
+    windows
+        The cut of the tokens into the batches that are stored; None: the tokens are one stream.
+    num_tokens
+        The tokens that are committed. They never become fewer.
+    complete
+        False while a writer is still at work; then `refresh` may find more.
+    sha256
+        Digest of the token bytes, or None where none is stored.
+    extents
+        Extents of the batches in the one file, or None if they are in several or have no plain extents.
+    columns
+        Ranges of the chunks of each column in the one file, if a reader may look for them without HDF5.
+    compressed
+        The codec of the tokens of the one file, and the bytes that they take; None: they are not compressed.
+    max_token
+        The largest id, of a file or store that is complete and has it; None: not known.
+    foreign_dataset
+        Name of the dataset of another program that holds the tokens; None in files of ours.
+    origin
+        "source", "shuffle" and "split" of the tokens, where a file has them.
+    training_split
+        The split that a loader reads, of a corpus that has others too; None: all that it has.
+    is_cached
+        Whether its tokens are kept in a cache.
+    """
+
+    backend: str
+    compressed: CompressedTokens | None = None
+    foreign_dataset: str | None = None
+    #: The cure of damage that digests find, for its message.
+    cure: ClassVar[str] = "restore it, repair it, or convert again"
+
+    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, num_tokens: int | None = None) -> None:
+        self.path = path
+        self.meta = meta
+        self.tokens = tokens
+        self.num_tokens = tokens.num_tokens if num_tokens is None else num_tokens
+        self.windows: Windows | None = None
+        if meta.layout == BATCHES_LAYOUT:
+            self.windows = Windows(meta.batch_size, meta.seq_len, meta.seq_len)
+        self.complete = True
+        self.sha256: str | None = None
+        self.max_token: int | None = None
+        self.verify = self._checks = "none"
+        self.extents: Extents | None = None
+        self.columns: dict[str, tuple[Run, ...]] = {}
+        self.origin: dict[str, Any] = {}
+        self._record_documents: RecordDocuments | None = None
+        self._fields: dict[str, Corpus] = {}
+        self._changing = OwnLock()  # by a refresh, or a field that is opened
+        self._cache: Callable[[Corpus], Tokens] | None = None
+        self._reopen: Callable[[str | None], Corpus] | None = None
+        self.training_split: str | None = None
+
+    # --- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the tokens are one long sequence; else they are stored as records in batches."""
+        return self.windows is None
+
+    @property
+    def layout(self) -> str:
+        """The way that the tokens are stored: "batches" or "stream"."""
+        return STREAM_LAYOUT if self.windows is None else BATCHES_LAYOUT
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.meta.dtype
+
+    @property
+    def num_units(self) -> int:
+        """Stored batches or chunks that are committed. The last chunk of a stream may hold fewer tokens than others."""
+        return -(-self.num_tokens // self.meta.batch_tokens)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the tokens."""
+        return self.meta.fields
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tokens, in order."""
+        return [self.path]
+
+    @property
+    def access(self) -> str:
+        """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
+
+        "remote": of objects, by ranges.
+        """
+        return self.tokens.access
+
+    @property
+    def verified(self) -> str:
+        """The reads that are compared with their crc32.
+
+        "whole reads": batches that are read into a buffer, but no views of a mapping, and no records. "all reads".
+        "none", also where no crc32 is stored. "store": all digests were compared once, when it was opened.
+        """
+        return VERIFIED[self._checks]
+
+    @property
+    def is_cached(self) -> bool:
+        return self._cache is not None
+
+    # --- identity ------------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the tokens, whatever the shape of their batches. No state and no cache has it."""
+        if self.sha256 is not None:
+            return f"tokens:{self.sha256}:{self.dtype.name}"
+        return self.fingerprint_of(self.batches() if self.windows else self.batches(1, self.meta.batch_tokens))
+
+    def same_as(self, other: Corpus) -> bool:
+        """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
+        return self is other or self.fingerprint == other.fingerprint
+
+    def fingerprint_of(self, batches: Batches) -> str:
+        """Return the identity of the tokens in batches of some shape, as states have it.
+
+        It is the same in every backend for the same tokens, shape and shards. Without a stored digest (a lone `.batch`,
+        a foreign HDF5 file) it covers the shape and a fixed sample of the batches, and begins with "sampled:".
+        """
+        if self.sha256 is not None:
+            return content_fingerprint([self.sha256], batches.meta)
+        return sampled_fingerprint(batches)
+
+    def fingerprint_for_cache(self, batches: Batches) -> str:
+        """Return the identity of the tokens by which a cache keeps them."""
+        return batches.fingerprint
+
+    # --- fields and documents ------------------------------------------------------------------------------------
+
+    def field(self, name: str) -> Corpus:
+        """Return the values of a field, aligned with the tokens: each token has `field.size` of them.
+
+        Its `meta.field` has their dtype and shape. It is opened once, and closed with this corpus.
+
+        Raises
+        ------
+        ArgumentError
+            If no such field is stored.
+        """
+        found = self._fields.get(name)
+        if found is None:
+            with self._changing:
+                found = self._fields.get(name)
+                if found is None:
+                    found = self._open_field(name)
+        return found
+
+    def _open_field(self, name: str) -> Corpus:
+        if self.tokens_only:
+            raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self.tokens_only}")
+        try:
+            self.meta.of_field(name)  # its error names the fields that are stored
+        except ArgumentError as error:
+            raise ArgumentError(f"{self.path}: {error}") from None
+        found = self._field_corpus(name)
+        if self._cache is not None:
+            found = found.cached(self._cache)
+        self._fields[name] = found
+        return found
+
+    @property
+    def tokens_only(self) -> str:
+        """The reason why no fields and documents are there; "" in formats that hold them."""
+        text = "backend 'batch' holds tokens and nothing else: open the HDF5 store of the same tokens, backend='hdf5'"
+        return text if self.backend == "batch" else ""
+
+    def _field_corpus(self, name: str) -> Corpus:
+        raise ArgumentError(f"{self.path}: cannot be read with its fields")
+
+    @property
+    def documents(self) -> CorpusDocuments | None:
+        """The documents of the tokens, by their numbers; None where none are stored."""
+        table = self.document_table
+        return None if table is None else CorpusDocuments(self, table)
+
+    @property
+    def document_table(self) -> DocumentTable | None:
+        """The table of the documents, by the offsets of tokens; None where none is stored."""
+        return None if self._record_documents is None else self._record_documents.documents()
+
+    def require_documents(self) -> DocumentTable:
+        """Return the table of the documents; `BackendError` if none is stored."""
+        table = self.document_table
+        if table is None:
+            raise BackendError(f"{self.path}: holds no documents")
+        return table
+
+    @property
+    def record_documents(self) -> RecordDocuments | None:
+        """The parts of documents in records; None where none are stored."""
+        return self._record_documents
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the pieces of documents in the records are stored, or follow from the offsets of the documents."""
+        return self._record_documents is not None and self._record_documents.has_pieces
+
+    # --- batches -------------------------------------------------------------------------------------------------
+
+    def batches(self, batch_size: int | None = None, seq_len: int | None = None, stride: int | None = None) -> Batches:
+        """Return the tokens as batches of records.
+
+        Parameters
+        ----------
+        batch_size
+            Records of a batch. None: as they are stored.
+        seq_len
+            Tokens of a record. None: as they are stored.
+        stride
+            Tokens from one record of a stream to the next. None: `seq_len`, so that no two records share a token.
+
+        Raises
+        ------
+        ArgumentError
+            If a stream has no shape, or stored batches another one.
+        """
+        return Batches(self, self._windows(batch_size, seq_len, stride))
+
+    def _windows(self, batch_size: int | None, seq_len: int | None, stride: int | None) -> Windows:
+        stored = self.windows
+        if stored is None:
+            if batch_size is None or seq_len is None:
+                raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
+            if stride is not None and not 1 <= stride <= seq_len:
+                raise ArgumentError(f"{self.path}: stride must be 1 to {seq_len:,}, as a record has, found {stride}")
+            return Windows(batch_size, seq_len, seq_len if stride is None else stride)
+        asked = {"batch_size": batch_size, "seq_len": seq_len, "stride": stride}
+        if self.joins_records and batch_size is not None:
+            stored = stored.resized(batch_size)
+        for name, expected in {"batch_size": stored.size, "seq_len": stored.length, "stride": stored.stride}.items():
+            if asked[name] not in (None, expected):
+                raise ArgumentError(
+                    f"{self.path}: expected {name}={expected}, as its batches are stored, found {asked[name]}; leave "
+                    "it out, or let a loader cut and join the records",
+                    options=[name],
+                )
+        return stored
+
+    @property
+    def joins_records(self) -> bool:
+        """Whether its records are stored one by one by another program, so that any number of them is a batch."""
+        return self.foreign_dataset is not None and self.meta.batch_size == 1
+
+    def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:
+        """Return the facts of batches of the tokens.
+
+        Parameters
+        ----------
+        windows
+            The cut of the tokens.
+        num_batches
+            The whole batches that it has.
+        """
+        return replace(self.meta, batch_size=windows.size)
+
+    # --- digests -------------------------------------------------------------------------------------------------
+
+    def groups(self) -> Iterator[tuple[int, TokenArray]]:
+        """Yield all stored batches as digests cover them, many at a time, with the number of the first.
+
+        Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
+        next group. In a thread of `Readers` it ends by `Left` between two groups, when nobody wants the result.
+        """
+        unit = self.meta.batch_tokens
+        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
+        whole, rest = divmod(self.num_tokens, unit)
+        for start in range(0, whole, len(group)):
+            require_wanted()
+            batches = group[: min(len(group), whole - start)]
+            self.tokens.read([(start * unit, batches.reshape(-1))])
+            yield start, batches
+        if rest:
+            last = group[:1, :, :rest]
+            self.tokens.read([(whole * unit, group.reshape(-1)[:rest])])
+            yield whole, last
+
+    @property
+    def digests(self) -> BatchDigests:
+        """The digests that are stored with this file, and their comparison with its batches."""
+        return BatchDigests(self)
+
+    def missing_digests(self) -> str:
+        """Return the reason why this file cannot be verified, if it has no digest; else an empty text."""
+        return "no digest is stored with it; convert it to a store, which keeps digests from then on"
+
+    def crc32_rows(self) -> Crc32Rows | None:
+        """Return the crc32 of each batch as stored with this file, read when they are needed; None where none are."""
+        return None
+
+    def other_checks(self) -> list[str]:
+        """Check the parts of the file beside its batches and their digests; return the names of the checks."""
+        return []
+
+    def check_reads(self, verify: str) -> None:
+        """Compare batches with their digests, as `verify` of `open_reader` asks. The opening of a file ends with this.
+
+        Raises
+        ------
+        ChecksumError
+            If `verify="store"` finds other bytes.
+        UnverifiableError
+            If "batch" or "store" has nothing to compare with.
+        """
+        self.verify = verify
+        if verify == "store":
+            self.sha256 = self.digests.require()
+        elif verify != "none":
+            rows = self.crc32_rows()
+            if rows is None and verify == "batch":
+                raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
+            if rows is not None and verify == "batch" and self.num_units:
+                rows.all()  # damaged ones are an error now
+            self.tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
+            verify = verify if rows is not None else "none"
+        self._checks = verify
+
+    def compared_tokens(self) -> Tokens | None:
+        """Return tokens that compare each unit that is read whole with its crc32; None where none are compared."""
+        return self.tokens if self.verified in ("whole reads", "all reads") else None
+
+    def cached(self, cache: Callable[[Corpus], Tokens]) -> Corpus:
+        """Return this corpus with its tokens in a cache, and those of its fields when they are opened.
+
+        Parameters
+        ----------
+        cache
+            Returns the tokens of a corpus as they are read through a cache, which closes them with its own; or the very
+            tokens of the corpus, if the cache cannot serve.
+        """
+        tokens = cache(self)
+        if tokens is self.tokens:
+            return self
+        found = copy.copy(self)
+        found.tokens = tokens
+        found._cache = cache
+        found._fields = {}
+        return found
+
+    # --- the life of a corpus ------------------------------------------------------------------------------------
+
+    def attach(self, documents: RecordDocuments) -> None:
+        """Make documents those of these tokens; they close with this corpus."""
+        self._record_documents = documents
+
+    def reopen_by(self, reopen: Callable[[str | None], Corpus], training_split: str | None) -> None:
+        """Tell how a split of the same path is opened, and which one a loader reads."""
+        self._reopen = reopen
+        self.training_split = training_split
+
+    def split(self, name: str | None) -> Corpus:
+        """Open one split of the same path, as `open_corpus` does; the caller closes it.
+
+        Parameters
+        ----------
+        name
+            "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or "all": all.
+
+        Raises
+        ------
+        ArgumentError
+            If the path has no such split.
+        """
+        if self._reopen is None:
+            raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its split {name!r}")
+        return self._reopen(name)
+
+    def refresh(self) -> int:
+        """Show the tokens that a writer has committed since; return `num_tokens`. A published file has none."""
+        return self.num_tokens
+
+    def close(self) -> None:
+        """Release the files, and those of the fields. Views that were returned stay valid."""
+        for field in self._fields.values():
+            field.close()
+        self._fields = {}
+        self.tokens.close()
+        if self._record_documents is not None:
+            self._record_documents.close()
+        self.tokens = ClosedTokens(self.tokens)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # at one moment: counts of a copy are never ahead of its tokens, which are pickled later
+        with self._changing:
+            return {**self.__dict__, "_fields": dict(self._fields)}
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self.num_tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        windows = self.windows
+        kind = "a token stream" if windows is None else f"batches of {windows.size:,} x {windows.length:,}"
+        size = f"{counted(self.num_tokens, 'token')} of {self.dtype.name} in {counted(len(self.files), 'file')}"
+        fields = ", ".join(field.name for field in self.fields) or "none"
+        how = f"access={self.access!r}, compared with a crc32: {self.verified}"
+        return f"{type(self).__name__}({str(self.path)!r})\n  {kind}: {size}\n  fields: {fields}; {how}"
+
+
+class Batches:
+    """The tokens of a corpus, or the values of a field, as `[batch_size, seq_len]` batches.
+
+    Thread-safe, `refresh` too; usable after fork; picklable (a copy reopens the files by their paths). `close` must not
+    race with reads. Record r holds the tokens from `r * windows.stride` on. `corpus.batches` makes it.
+
+    Parameters
+    ----------
+    corpus
+        The tokens. `close` closes them.
+    windows
+        The cut of the tokens into records and batches.
+
+    Attributes
+    ----------
+    corpus, windows
+        As they were given.
+    """
+
+    def __init__(self, corpus: Corpus, windows: Windows) -> None:
+        self.corpus = corpus
+        self.windows = windows
+        self._counts = (corpus.num_tokens, *windows.cut(corpus.num_tokens))
+        self.meta: StoreMeta = corpus.meta_of(windows, self._counts[1])
+        self._fingerprinted: tuple[int, str | None] = (-1, None)  # of so many tokens
+        self._is_int32 = self.meta.dtype == np.uint32
+        self._fields: dict[str, Batches] = {}
+
+    # --- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens by their positions."""
+        return self.corpus.tokens
+
+    @property
+    def path(self) -> Path:
+        """The opened path."""
+        return self.corpus.path
+
+    def _counted(self) -> tuple[int, int, int]:
+        """Return the tokens that are committed, the whole batches, and the records after them."""
+        counts = self._counts
+        num_tokens = self.corpus.num_tokens
+        if counts[0] != num_tokens:
+            counts = self._counts = (num_tokens, *self.windows.cut(num_tokens))
+            self.meta = self.corpus.meta_of(self.windows, counts[1])
+        return counts
+
+    @property
+    def num_batches(self) -> int:
+        """Whole batches that are committed. They never become fewer."""
+        return self._counted()[1]
+
+    @property
+    def rest(self) -> int:
+        """Records after the last whole batch, which do not fill another one."""
+        return self._counted()[2]
+
+    @property
+    def num_records(self) -> int:
+        """Records in all batches, and after the last one."""
+        _, num_batches, rest = self._counted()
+        return num_batches * self.windows.size + rest
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens after the last whole batch."""
+        num_tokens, num_batches, _ = self._counted()
+        return num_tokens - self.windows.overlap - num_batches * self.windows.batch_stride
+
+    @property
+    def batch_size(self) -> int:
+        return self.windows.size
+
+    @property
+    def seq_len(self) -> int:
+        return self.windows.length
+
+    @property
+    def stride(self) -> int:
+        """Tokens from one record to the next."""
+        return self.windows.stride
+
+    @property
+    def overlap(self) -> int:
+        """Tokens at the end of each record that begin the next one: of windows that were asked for with targets."""
+        return self.windows.overlap
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.meta.dtype
+
+    @property
+    def complete(self) -> bool:
+        """False while a writer is still at work; then `refresh` may find more."""
+        return self.corpus.complete
+
+    @property
+    def verified(self) -> str:
+        """The reads that are compared with their crc32. See `Corpus`."""
+        return self.corpus.verified
+
+    @property
+    def access(self) -> str:
+        """The I/O path as asked for. See `Corpus`."""
+        return self.corpus.access
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the content in this shape, as states have it. See `Corpus.fingerprint_of`."""
+        num_tokens = self._counted()[0]
+        is_final = self.complete
+        covered, known = self._fingerprinted
+        if known is None or not is_final or covered != num_tokens:
+            known = self.corpus.fingerprint_of(self)
+            self._fingerprinted = (num_tokens, known if is_final else None)
+        return known
+
+    def field(self, name: str) -> Batches:
+        """Return the values of a field, whose batches and records are aligned with those of the tokens.
+
+        Its `meta.field` has their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
+        closed with the corpus.
+
+        Raises
+        ------
+        ArgumentError
+            If no such field is stored.
+        """
+        values = self.corpus.field(name)
+        found = self._fields.get(name)
+        if found is None or found.corpus is not values:
+            field = values.meta.field
+            found = Batches(values, self.windows.widened(1 if field is None else field.size))
+            self._fields[name] = found
+        return found
+
+    def read_batch(self, index: SupportsIndex) -> TokenArray:
+        """Return one batch as stored.
+
+        Returns
+        -------
+        (B, S) array of the stored dtype, read-only. If the file may be mapped ("mmap", or "auto" on a local disk) a
+        view without a copy, valid for as long as it is referenced, also after `close`.
+
+        Raises
+        ------
+        BatchIndexError
+            Unless `0 <= index < num_batches`.
+        ClosedError
+            After `close`.
+        IncompleteError
+            If the file was cut short since it was opened.
+        """
+        number = self._check(index)
+        batch = self._view(number)
+        if batch is None:
+            batch = self._filled(number)
+            batch.flags.writeable = False
+        return batch
+
+    def read_record(self, index: SupportsIndex) -> TokenArray:
+        """Return one record, shape (S,), read-only; record r is row `r % B` of batch `r // B`."""
+        number = operator.index(index)
+        if not 0 <= number < self.num_records:
+            raise BatchIndexError(f"{self.path}: no record {number:,}: expected 0..{self.num_records - 1:,}")
+        out = np.empty((1, self.seq_len), self.dtype)
+        self.tokens.gather(np.array([number * self.windows.stride]), out)
+        out.flags.writeable = False
+        return out[0]  # type: ignore[no-any-return]
+
+    def read_records_into(self, records: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Fill `out`, shape `(count, L)` of the stored dtype, with any records.
+
+        Parameters
+        ----------
+        records
+            Numbers of records of L tokens, in batch order. L is `out.shape[1]`, a divisor of `seq_len`: each stored
+            record then counts as `seq_len / L` records.
+        """
+        length = out.shape[1] if out.ndim == 2 else 0
+        records = np.asarray(records, np.int64)
+        fits = length > 0 and self.seq_len % length == 0 and len(out) == len(records)
+        if not fits or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(
+                f"read_records_into needs {len(records)} writable rows of {self.dtype}, as long as a divisor of "
+                f"{self.seq_len}, found {out.shape} {out.dtype}"
+            )
+        total = self.num_records * (self.seq_len // length)
+        if len(records) and int(records.view(np.uint64).max()) >= total:  # a negative number is a large one
+            raise BatchIndexError(f"{self.path}: expected records in 0..{total - 1:,}, found {records}")
+        if len(records):
+            self.tokens.gather(self.windows.starts(records, length), out)
+
+    def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
+
+        Clone it before you write into it: a mapped batch keeps your changes for as long as the reader is open (the file
+        itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
+        """
+        number = self._check(index)
+        if self._is_int32:
+            narrow = self._view(number, private=True)
+            narrow = self._filled(number).view(np.int32) if narrow is None else narrow
+        else:
+            narrow = self._borrow(number).astype(np.int32)
+        return from_numpy()(narrow)
+
+    def read_batch_torch(self, index: SupportsIndex) -> torch.Tensor:
+        """Return one batch as a new `torch.int64` tensor, shape (B, S). Raises as `read_batch` does."""
+        return from_numpy()(self._borrow(self._check(index)).astype(np.int64))
+
+    def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
+        """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
+        flat = None if self.windows.overlap else self.tokens.flat()
+        if flat is None or len(flat) % seq_len:
+            rows = np.empty((len(records), seq_len), self.dtype)
+            if len(records):
+                self.tokens.gather(self.windows.starts(records, seq_len), rows)
+        else:
+            all_rows = flat.reshape(-1, seq_len)
+            rows = self.tokens.residency.watch_some(all_rows.take, records, 0, None, "clip")
+        return from_numpy()(rows.astype(dtype))
+
+    def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
+        """Fill the caller's buffer with one batch, without an intermediate array where the dtype is the stored one.
+
+        Parameters
+        ----------
+        out
+            C-contiguous, writable, shape (B, S); the stored dtype, the signed dtype of the same size, or int64.
+
+        Raises
+        ------
+        ArgumentError
+            If `out` has another shape, dtype or layout.
+        """
+        number = self._check(index)
+        if out.shape != self.meta.shape or not _is_fillable(out):
+            raise ArgumentError(
+                f"read_into needs a writable C-contiguous array of shape {self.meta.shape}, found {out.shape}"
+            )
+        if out.dtype == self.dtype or (self.dtype.kind == "u" and out.dtype == signed(self.dtype)):
+            self._fill(number, out.view(self.dtype))
+        elif out.dtype == np.int64:
+            np.copyto(out, self._borrow(number))
+        else:
+            raise ArgumentError(f"read_into needs {self.dtype}, its signed twin or int64, found {out.dtype}")
+
+    def read_batches_into(self, start: int, out: TokenArray) -> None:
+        """Fill `out`, shape `(count, B, S)` of the stored dtype, with `count` consecutive batches.
+
+        The fewest and largest reads the file allows: made for copying and verifying.
+        """
+        if len(out) == 0:
+            return
+        self._check(start)
+        self._check(start + len(out) - 1)
+        if out.shape[1:] != self.meta.shape or out.dtype != self.dtype or not _is_fillable(out):
+            raise ArgumentError(f"read_batches_into needs writable batches of {self.meta.shape} {self.dtype}")
+        self._fill(start, out)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the pieces of documents in the records are stored."""
+        return self.corpus.has_pieces
+
+    @kept_property
+    def documents_field(self) -> str:
+        """The field that tells the documents of packed records apart, where no pieces are stored; "": none does."""
+        if self.has_pieces or self.corpus.tokens_only or self.corpus.is_stream or self.meta.field is not None:
+            return ""
+        return documents_field(self.meta.fields, self.num_batches, lambda name, number: self.field(name)[number])
+
+    @property
+    def tells_documents(self) -> bool:
+        """Whether `read_pieces` has the documents of the records: from stored pieces, or from a field."""
+        return self.has_pieces or bool(self.documents_field)
+
+    def _told_pieces(self, records: npt.NDArray[np.int64]) -> Pieces:
+        """Return the pieces of records as a field tells them."""
+        column = self.field(self.documents_field)
+        values = np.empty((len(records), self.seq_len), column.dtype)
+        column.read_records_into(records, values)
+        return pieces_of_rows(self.documents_field, values, records)
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether the records may have padding, whose place is stored."""
+        return self.has_pieces and not self.corpus.is_stream
+
+    def read_pieces(self, records: npt.NDArray[np.int64], seq_len: int | None = None) -> Pieces:
+        """Return the pieces of documents that are in the given records, as they are stored, or as a field tells them.
+
+        `position_ids` that begin again, or an `attention_mask` of 1, 2, 3, tell the documents of packed records apart.
+
+        Parameters
+        ----------
+        records
+            Numbers of records of `seq_len` tokens, in batch order.
+        seq_len
+            A divisor of the stored `seq_len`: each stored record then counts as several, and pieces are cut at their
+            ends. None: as stored.
+
+        Raises
+        ------
+        BackendError
+            If no documents are stored.
+        FormatError
+            If the stored pieces are damaged, or belong to other batches.
+        """
+        length = seq_len or self.seq_len
+        if length < 1 or self.seq_len % length:
+            raise ArgumentError(f"seq_len must divide the stored {self.seq_len:,}, found {length:,}")
+        parts = self.seq_len // length
+        numbers = np.asarray(records, np.int64)
+        # a negative number is a large one
+        if len(numbers) and int(numbers.view(np.uint64).max()) >= self.num_records * parts:
+            raise BatchIndexError(
+                f"{self.path}: expected records in 0..{self.num_records * parts - 1:,}, found {records}"
+            )
+        if self.documents_field:
+            return pieces_of_parts(self._told_pieces, numbers, parts, length)
+        documents = self.corpus.record_documents
+        if documents is None or not documents.has_pieces:
+            if self.corpus.tokens_only:
+                raise BackendError(f"{self.path}: no documents: {self.corpus.tokens_only}")
+            raise BackendError(
+                f"{self.path}: holds no documents (a store that is written live never has them); convert again from "
+                "text, or from a store that has them"
+            )
+        return documents.read_pieces(self.windows.starts(numbers, length), length)
+
+    def read_batch_pieces(self, index: SupportsIndex) -> Pieces:
+        """Return the pieces of documents that are in the records of one batch. Raises as `read_pieces` does."""
+        number = self._check(index)
+        size = self.meta.batch_size
+        return self.read_pieces(np.arange(number * size, (number + 1) * size))
+
+    def will_need(self, index: SupportsIndex, count: int = 1) -> None:
+        """Announce that `count` batches from `index` on will be read soon; the kernel may begin to fetch them.
+
+        The last one may be the rest after the last whole batch.
+        """
+        first = self._check_begun(index)
+        self._check_begun(first + count - 1)
+        windows = self.windows
+        stop = (first + count) * windows.batch_stride + windows.overlap
+        self.tokens.will_need(first * windows.batch_stride, min(stop, self.tokens.num_tokens))
+
+    def announce_records(self, records: npt.NDArray[np.int64], length: int) -> None:
+        """Announce records of some length that will be read some steps later, in any order: see `read_records_into`."""
+        starts = self.windows.starts(records, length).tolist()
+        self.tokens.announce(starts, [length] * len(starts))
+
+    def are_cached(self, records: npt.NDArray[np.int64], seq_len: int) -> bool:
+        """Return whether some records are in memory, as far as the system reports it: later reads go by that."""
+        return self.tokens.look(self.windows.starts(records, seq_len).tolist())
+
+    def is_cached(self, index: SupportsIndex) -> bool:
+        """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
+
+        The rest after the last whole batch counts as one.
+        """
+        return self.tokens.ready(self._check_begun(index) * self.windows.batch_stride)
+
+    def refresh(self) -> int:
+        """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""
+        self.corpus.refresh()
+        return self.num_batches
+
+    def resized(self, batch_size: int) -> Batches:
+        """Return the same records in batches of another size.
+
+        Raises
+        ------
+        ArgumentError
+            If no corpus may have batches of that size.
+        """
+        return Batches(self.corpus, self.windows.resized(batch_size))
+
+    def close(self) -> None:
+        """Close the corpus. Views that were returned stay valid."""
+        self.corpus.close()
+
+    def _check(self, index: SupportsIndex) -> int:
+        number = operator.index(index)
+        if not 0 <= number < self.num_batches:
+            raise BatchIndexError(f"{self.path}: no batch {number:,}: expected an index in 0..{self.num_batches - 1:,}")
+        return number
+
+    def _check_begun(self, index: SupportsIndex) -> int:
+        """Return the number of a batch, or of the rest after the last whole one."""
+        number = operator.index(index)
+        return number if self.rest and number == self.num_batches else self._check(number)
+
+    def _view(self, number: int, private: bool = False) -> TokenArray | None:
+        """Return a batch as a view of a mapping, or None."""
+        if self.windows.overlap:
+            return None
+        size = self.meta.batch_tokens
+        tokens = self.tokens.view(number * size, size, private)
+        return None if tokens is None else tokens.reshape(self.meta.shape)
+
+    def _fill(self, start: int, out: TokenArray) -> None:
+        """Fill `out` with consecutive batches."""
+        if not self.windows.overlap:
+            flat = out.reshape(-1)
+            position = start * self.meta.batch_tokens
+            left = max(0, self.tokens.num_tokens - position)
+            if left < len(flat):
+                raise IncompleteError(
+                    f"{self.path}: expected {len(flat):,} tokens from {self.meta.noun} {start:,} on, found {left:,}"
+                )
+            self.tokens.read([(position, flat)])
+        else:
+            rows = out.reshape(-1, self.seq_len)
+            records = np.arange(start * self.batch_size, start * self.batch_size + len(rows))
+            self.tokens.gather(records * self.windows.stride, rows)
+
+    def _filled(self, number: int) -> TokenArray:
+        """Return a batch in a new array."""
+        batch = np.empty(self.meta.shape, self.meta.dtype)
+        self._fill(number, batch)
+        return batch
+
+    def _borrow(self, number: int) -> TokenArray:
+        """Return a batch in a buffer of this thread, which its next call fills again.
+
+        A new array for each costs 24 page faults for 64 KiB: the C library gives its memory back in between.
+        """
+        shape = self.meta.shape
+        dtype = self.meta.dtype
+        scratch: TokenArray | None = getattr(_local, "scratch", None)
+        if scratch is None or scratch.shape != shape or scratch.dtype != dtype:
+            scratch = _local.scratch = np.empty(shape, dtype)
+        self._fill(number, scratch)
+        return scratch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fields": {}}
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __getitem__(self, index: SupportsIndex) -> TokenArray:
+        """Return a batch; negative indices count from the end, as in a list."""
+        number = operator.index(index)
+        return self.read_batch(number + self.num_batches if number < 0 else number)
+
+    def __iter__(self) -> Iterator[TokenArray]:
+        return map(self.read_batch, range(self.num_batches))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({str(self.path)!r}, num_batches={self.num_batches}, batch_size={self.batch_size}, "
+            f"seq_len={self.seq_len}, dtype={self.dtype.name}, access={self.access!r})"
+        )
+
+
+def _is_fillable(out: TokenArray) -> bool:
+    return out.flags.c_contiguous and out.flags.writeable
+
+
+def sampled_fingerprint(batches: Batches) -> str:
+    """Return the identity of batches by their shape, and by some of them, evenly over all."""
+    n = batches.num_batches
+    sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
+    meta = batches.meta  # spelled out: this hash is part of every checkpoint
+    text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
+    digest = hashlib.sha256(text.encode())
+    batch = np.empty(meta.shape, meta.dtype)
+    for number in sorted(sample):
+        batches.read_into(number, batch)  # a copy: nothing is mapped for it
+        digest.update(batch)
+    return f"sampled:{digest.hexdigest()}"

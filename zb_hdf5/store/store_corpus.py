@@ -1,0 +1,372 @@
+"""The corpus of many files: a store, a token stream, or files of another program, by an index of them."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
+from zb_hdf5.files.checked import VERIFIED
+from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint
+from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.row_documents import stream_field
+from zb_hdf5.formats.windows import Windows
+from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    NOT_COUNTED,
+    NOT_KNOWN,
+    StoreMeta,
+    content_fingerprint,
+    live_fingerprint,
+)
+from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shards import Sharded
+from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
+
+if TYPE_CHECKING:  # h5py, which a store with an index does not need
+    from zb_hdf5.formats.h5_column import Column
+
+#: Places that a sampled fingerprint covers, evenly over all tokens.
+FINGERPRINT_PLACES: Final = 16
+#: Tokens that it covers at each place.
+TOKENS_OF_A_PLACE: Final = 4096
+#: Files whose ends it covers too.
+FINGERPRINT_FILES: Final = 64
+#: The key of the stored dtype in the source of an index that is made of flat files.
+FLAT_DTYPE: Final = "dtype"
+
+
+class ReadOptions(TypedDict):
+    """How the files of a corpus are read: as for `open_corpus`."""
+
+    access: str
+    verify: str
+    read_as: ReadAs
+
+
+class NewerFiles(Protocol):
+    """Returns the index of a stream as it is now, and the facts of its files that were looked at."""
+
+    def __call__(self) -> tuple[ShardIndex, Mapping[int, Column | FlatTokens]]: ...
+
+
+class StoreCorpus(Corpus):
+    """The tokens of many files, one after the other. See `Corpus`.
+
+    Files are opened when they are first read, and as many of them stay open as the process may have. Records and
+    windows are less than a chunk of their files: `verify="auto"` compares none, and "batch" reads whole chunks.
+
+    Parameters
+    ----------
+    path
+        The folder of the store; of a stream also its `shards.json`, or its one file.
+    index
+        The files that are read.
+    access, verify, read_as
+        As for `open_corpus`.
+    found
+        The facts of files that were looked at, by the numbers of the files.
+    records
+        The cut of the tokens into the records that files of another program hold; None: as the index has them, stored
+        batches or a stream.
+    newer
+        Looks for the files of a stream that grows; None: it does not.
+    """
+
+    _kind: ClassVar[type[Sharded]] = Sharded
+
+    def __init__(
+        self,
+        path: Path,
+        index: ShardIndex,
+        *,
+        access: str = "auto",
+        verify: str = "auto",
+        read_as: ReadAs = AS_STORED,
+        found: Mapping[int, Column | FlatTokens] | None = None,
+        records: Windows | None = None,
+        newer: NewerFiles | None = None,
+    ) -> None:
+        folder = path if path.is_dir() else path.parent
+        is_stored = index.meta.layout == BATCHES_LAYOUT
+        self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
+        self._reads = "none" if verify == "store" else verify
+        compared = "none" if verify == "auto" and not is_stored else self._reads
+        tokens = self._kind(folder, index, access, compared, read_as, found)
+        tokens.name = str(path)
+        meta = index.meta if records is None else _meta_of_records(index.meta, records)
+        super().__init__(path, meta, tokens)
+        self.index = index
+        self.backend = index.table.values["backend"][0]
+        self.max_token = index.max_token
+        self.verify = verify
+        self.foreign_dataset = None if records is None else read_as.dataset
+        self._newer = newer
+        self._shards = tokens
+        self._checks = verify if verify == "store" else compared
+        with on_failure(self.close):
+            _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
+            if compared == "batch" and index.complete:
+                self._require_crc32()
+            self._take(index)
+
+    def _require_crc32(self) -> None:
+        """Raise `UnverifiableError` if a shard has no crc32 of its batches."""
+        unknown = self.index.without_crc32()
+        if not unknown:
+            return
+        if self.is_cut:
+            self._shards.open_file(0, 0)  # names what is missing
+            return
+        raise UnverifiableError(
+            f"{self._shards.folder / unknown}: cannot be verified: the index has no crc32 of its batches"
+        )
+
+    def _take(self, index: ShardIndex) -> None:
+        """Take from the index what it has of all tokens, and attach their documents."""
+        if self.is_stream:
+            if self.meta.field is None:
+                self.attach(self._documents_of(index, self._shards))
+            return
+        self.complete = index.complete
+        if not index.complete or self.is_cut:
+            return
+        self.sha256 = index.sha256
+        if index.documents or "pieces" in index.table.optional:
+            self.attach(StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked))
+
+    def _documents_of(self, index: ShardIndex, shards: Sharded) -> StreamDocuments:
+        return StreamDocuments(
+            self.path,
+            shards.folder,
+            index,
+            shards.starts,
+            shards.identities,
+            self._reads,
+            shards.asked,
+            shards.found,
+            _positions_of(index, shards),
+        )
+
+    # --- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether batches are cut out of the tokens of the files, and are no units of these."""
+        return self.index.meta.layout != BATCHES_LAYOUT
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tokens, in order; a growing shard is still a `.partial`."""
+        found = [self._shards.folder / path for path in self.index.table.values["path"]]
+        if not self.index.complete:
+            found[-1] = self.index.shards[-1].file(self._shards.folder)
+        return found
+
+    @property
+    def verified(self) -> str:
+        """See `Corpus`; "none" where one shard has no crc32, or still grows."""
+        return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
+
+    @property
+    def tokens_only(self) -> str:
+        return super().tokens_only if self.index.backends == ["batch"] else ""
+
+    def _field_corpus(self, name: str) -> Corpus:
+        """Return the values of a field as a corpus of its own, whose shards are the files that hold them."""
+        index = self.index.of_field(name)
+        records = None
+        if self.windows is not None and self.is_cut:
+            records = self.windows.widened(self.meta.of_field(name).seq_len // self.meta.seq_len)
+        return type(self)(self.path, index, records=records, **self._options)
+
+    @property
+    def joins_records(self) -> bool:
+        return self.is_cut and self.meta.batch_size == 1
+
+    def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:
+        if not self.is_stream:
+            return super().meta_of(windows, num_batches)
+        stream = self.meta
+        return StoreMeta(
+            windows.size,
+            windows.length,
+            stream.dtype,
+            total_records=num_batches * windows.size,
+            vocab_size=stream.vocab_size,
+            tokenizer=stream.tokenizer,
+            fields=stream.fields,
+            field=stream.field,
+            unfit=stream.unfit,
+        )
+
+    def compared_tokens(self) -> Tokens | None:
+        if self.verify != "auto" or not self.is_cut:
+            return super().compared_tokens()
+        known = self._shards
+        if self.index.read_as is not None and not self.index.digests:
+            return None  # files of other programs, of which no digests were made
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as)
+        tokens.identities = known.identities
+        try:
+            tokens.open_file(0, 0)
+        except UnverifiableError:
+            return None
+        return tokens
+
+    # --- identity ------------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        if self.index.live_id:
+            return f"live:{self.index.live_id}"
+        return f"tokens:{self.index.sha256}:{self.dtype.name}" if self.index.has_digests else self._sample()
+
+    def fingerprint_of(self, batches: Batches) -> str:
+        if self.index.live_id:
+            return live_fingerprint(self.index.live_id, batches.meta)
+        if not self.is_cut:
+            return content_fingerprint(self.index.table.values["sha256"], batches.meta)
+        if self._is_lone_hdf5:
+            return sampled_fingerprint(batches)  # that of the file, so that states fit it
+        return f"{self.fingerprint_for_cache(batches)}:{batches.windows.in_text}"
+
+    def fingerprint_for_cache(self, batches: Batches) -> str:
+        if not self.is_cut or self._is_lone_hdf5:
+            return batches.fingerprint
+        if self.is_stream and self.index.has_digests:
+            return f"tokens:{self.index.sha256}:{self.dtype.name}"
+        return self._sample()
+
+    @property
+    def _is_lone_hdf5(self) -> bool:
+        return self.foreign_dataset is not None and len(self.index.shards) == 1
+
+    def _sample(self) -> str:
+        """Return a fingerprint: all sizes, and some tokens, evenly over all and at the ends of some of the files."""
+        starts = self._shards.starts
+        last_file = len(starts) - 2
+        last = max(0, self.tokens.num_tokens - TOKENS_OF_A_PLACE)
+        places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
+        for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
+            places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
+        dtype = np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
+        digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
+        for start in sorted(place for place in places if place < self.tokens.num_tokens):
+            stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
+            part = np.empty(stop - start, self.dtype)
+            self.tokens.read([(start, part)])  # by position: to map a file takes longer than to read so little of it
+            digest.update(np.ascontiguousarray(part, dtype))
+        return f"sampled:{digest.hexdigest()}"
+
+    # --- the documents of a stream -------------------------------------------------------------------------------
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it is stored where the documents of a stream begin; else each file counts as one."""
+        return bool((self.index.table.values["document_count"] != NOT_KNOWN).all())
+
+    @property
+    def told_by(self) -> str:
+        """The field that tells the documents of a stream apart; "": their ends are stored, or nothing tells them."""
+        return _told_by(self.index) if self.is_stream else ""
+
+    @property
+    def document_count(self) -> int:
+        """Documents of a stream; of OLMo files, the `.csv.gz` of each is read for it at the first call."""
+        documents = self._record_documents
+        if not isinstance(documents, StreamDocuments):  # the values of a field
+            documents = self._documents_of(self.index, self._shards)
+        return int(documents.counts().sum())
+
+    @property
+    def doc_offsets(self) -> npt.NDArray[np.uint64]:
+        """The start of each document of a stream and the end of the last one, in its tokens, shape (D + 1,).
+
+        Read from all files at the first call, and kept: 8 bytes for each. `.npy` files have no documents: each counts
+        as one.
+        """
+        if not isinstance(self._record_documents, StreamDocuments):
+            raise ArgumentError(f"{self.path}: expected tokens, found the values of a field")
+        return self._record_documents.edges()
+
+    # --- a stream that grows -------------------------------------------------------------------------------------
+
+    def refresh(self) -> int:
+        """Show the tokens that were committed since the corpus was opened; return `num_tokens`.
+
+        Any thread may call it while others read: they see tokens before the documents of these, and documents before
+        the numbers of both. A file that was open closes when no thread reads from it any more.
+
+        Raises
+        ------
+        FormatError
+            If this is another stream now.
+        """
+        if self._newer is None:
+            return self.num_tokens
+        with self._changing:
+            index, found = self._newer()
+            if index.token_count < self.num_tokens:
+                raise FormatError(
+                    f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
+                    f"{index.token_count:,}; open it again"
+                )
+            tokens = self._shards.reopened(index, found)
+            _ = tokens.access  # as at the opening: an error changes nothing
+            documents = self._documents_of(index, tokens)
+            self._shards = tokens
+            self.tokens = tokens
+            self.attach(documents)
+            self.index = index
+            self.max_token = index.max_token
+            self.meta = index.meta
+            self._fields = {}
+            self.num_tokens = tokens.num_tokens
+        return self.num_tokens
+
+
+def _told_by(index: ShardIndex) -> str:
+    """Return the field that tells the documents of a stream apart. See `StoreCorpus.told_by`."""
+    is_told = bool((index.table.values["document_count"] == NOT_COUNTED).all())
+    return stream_field(index.meta.fields) if is_told else ""
+
+
+def _positions_of(index: ShardIndex, shards: Sharded) -> Tokens | None:
+    """Return the values that tell the documents of a stream of another program apart; None: none do."""
+    name = _told_by(index)
+    if not name:
+        return None
+    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as)
+    positions.identities = shards.identities
+    return positions
+
+
+def require_stream(corpus: Corpus) -> StoreCorpus:
+    """Return a corpus that is a token stream.
+
+    Raises
+    ------
+    FormatError
+        If it holds batches; then it is closed.
+    """
+    if isinstance(corpus, StoreCorpus) and corpus.is_stream:
+        return corpus
+    corpus.close()
+    raise FormatError(f"{corpus.path}: expected a token stream, found batches; open_reader opens them")
+
+
+def _meta_of_records(stored: StoreMeta, records: Windows) -> StoreMeta:
+    """Return the facts of records that are cut out of the chunks of files."""
+    return StoreMeta(
+        records.size, records.length, stored.dtype, fields=stored.fields, field=stored.field, unfit=stored.unfit
+    )

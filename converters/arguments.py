@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Never
 
 from zb_hdf5.converters.batch_source import BatchSource
-from zb_hdf5.converters.conversion import Conversion, refuse_unknown
+from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Engine
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import run
@@ -233,6 +233,6 @@ def convert(
     --------
     >>> report = convert("tokens", "hdf5", "train-h5", batch_size=32, seq_len=512)  # doctest: +SKIP
     """
-    given: dict[str, Any] = locals()  # by the names of the fields of `Conversion`
-    refuse_unknown(given.pop("unknown"))
-    return run(Conversion(**given))
+    given: dict[str, Any] = locals()  # by the names of the arguments and options of `Conversion`
+    unknown = given.pop("unknown")
+    return run(Conversion(**given, **unknown))

@@ -22,7 +22,7 @@ from zb_hdf5.converters.batch_source import (
     out_of_range,
     require_pad_id,
 )
-from zb_hdf5.converters.options import ArrayOptions, HeldOut, Settings, Target
+from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
@@ -363,18 +363,19 @@ def array_options(settings: Settings) -> dict[str, Any]:
 
     For a target of documents each record is a batch: each becomes a document, in order.
     """
-    options = settings.of(ArrayOptions)
+    layout = settings.layout
+    dtype = settings.target.dtype
     row = batch_format(settings.target.format)
-    of_all = {"seq_len": options.seq_len, "seed": options.seed, "vocab_size": options.vocab_size}
+    of_all = {"seq_len": layout.seq_len, "seed": layout.seed, "vocab_size": settings.input.vocab_size}
     if row is None:
-        return {**of_all, "dtype": options.dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}
+        return {**of_all, "dtype": dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}
     return {
         **of_all,
-        "batch_size": options.batch_size,
-        "shuffle": options.shuffle,
-        "dtype": row.default_dtype if options.dtype == "auto" else options.dtype,
-        "remainder": options.remainder,
-        "pad_id": options.pad_id,
-        "val_fraction": settings.of(HeldOut).val_fraction,
+        "batch_size": layout.batch_size,
+        "shuffle": layout.shuffle,
+        "dtype": row.default_dtype if dtype == "auto" else dtype,
+        "remainder": layout.remainder,
+        "pad_id": layout.pad_id,
+        "val_fraction": layout.val_fraction,
         "target": settings.target,
     }

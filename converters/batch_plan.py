@@ -11,8 +11,9 @@ from typing import Any, Final
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard
 from zb_hdf5.converters.batch_target import BatchFiles
+from zb_hdf5.converters.conversion import MOST_SHARDS
 from zb_hdf5.converters.journal import file_states, meta_to_json
-from zb_hdf5.converters.options import MOST_SHARDS, LossOptions, Settings, Target
+from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, names_of_shards
 from zb_hdf5.errors import Remedy
 from zb_hdf5.spec import DEFAULT_SPLIT, ORIGIN_ATTRIBUTES
@@ -170,7 +171,7 @@ def _fitted(source: BatchSource, settings: Settings) -> BatchSource:
     fields = source.meta.fields
     if row.tokens_only:
         lost = _left_behind(source, keeps_fields=False, keeps_documents=False)
-        if lost and not settings.of(LossOptions).tokens_only:
+        if lost and not settings.target.tokens_only:
             raise ConvertError(
                 f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
                 remedy=Remedy.TOKENS_ONLY,

@@ -59,7 +59,7 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
     theirs = row_named(name)
     options = {} if kind is None else kind.options_of("hdf5")
     holds_all = name == STREAM or (ours is not None and not ours.tokens_only)
-    has_documents = kind is not None and bool(kind.rows)
+    has_documents = kind is not None and kind.has_documents
     if theirs is not None:
         has_documents = theirs.holds_documents
     is_flat = theirs is not None and bool(theirs.is_flat or theirs.read_by)
@@ -71,7 +71,7 @@ def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capab
         fields=holds_all or (theirs is not None and theirs.holds_fields != ()),
         resume="resume" in options,
         shard_range="shard_range" in options and kind is not None and not kind.is_staged,
-        shard_range_to_stream=kind is not None and (holds_all or bool(kind.rows)),
+        shard_range_to_stream=kind is not None and (holds_all or kind.has_documents),
         out_in_parts=is_target,
     )
 

@@ -22,6 +22,7 @@ from zb_hdf5.converters.command_options import (
     with_default,
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
+from zb_hdf5.converters.option import Taking
 from zb_hdf5.converters.sources import kind_named, sources, target_names
 from zb_hdf5.errors import ConvertError, ZbError
 from zb_hdf5.option_groups import GroupedOption
@@ -142,10 +143,10 @@ class OneCommand(ConversionCommand):
     context_class = _NamedAsItsGroup
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        defaults = _defaults_of(ctx.params.get("source_format"), ctx.params.get("target"))
+        takings = _takings_of(ctx.params.get("source_format"), ctx.params.get("target"))
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
-        shown = [each for each in options if each.name in defaults or each.name not in OPTIONS]
-        self.write_options([with_default(each, defaults.get(str(each.name), ())) for each in shown], ctx, formatter)
+        shown = [each for each in options if each.name in takings or each.name not in OPTIONS]
+        self.write_options([with_default(each, takings.get(str(each.name), ())) for each in shown], ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         text = f"Pairs are commands of their own: {', '.join(PAIRS)}."
@@ -154,16 +155,16 @@ class OneCommand(ConversionCommand):
             formatter.write(f"{line}\n")
 
 
-def _defaults_of(source_format: str | None, target: str | None) -> dict[str, list[Any]]:
-    """Return the options of a source and a target, and the defaults of each; None: of all sources, or targets."""
+def _takings_of(source_format: str | None, target: str | None) -> dict[str, list[Taking]]:
+    """Return the options of a source and a target, and how each is taken; None: of all sources, or targets."""
     names = sources() if source_format is None else (source_format,)
     targets = target_names() if target is None else (target,)
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Taking]] = {}
     for name in names:
         for written in targets:
             kind = kind_named(name, Conversion((), written, None))
-            for option, default in kind.options_of(written).items():
-                found.setdefault(option, []).append(default)
+            for option, taking in kind.options_of(written).items():
+                found.setdefault(option, []).append(taking)
     return found
 
 
@@ -274,22 +275,18 @@ def _add_pair(name: str) -> None:
         example_target = "relaid --batch-size 64"
     only = " --tokens-only" if row is not None and row.tokens_only else ""
     example = kind.example.format(name=name, target=example_target, tokens_only=only)
-    note = f"{kind.note}\n\n" if kind.note else ""
-    command.__doc__ = f"Convert {kind.noun} to {result}.\n\n{note}\b\nExample: zb convert {name} {example}"
+    more = f"{kind.note}\n\n" if kind.note else ""
+    command.__doc__ = f"Convert {kind.noun} to {result}.\n\n{more}\b\nExample: zb convert {name} {example}"
     decorated: Callable[..., Any] = output_options(command)
     options = kind.options_of(target)
     decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
-    for each, default in reversed(options.items()):
-        decorated = option_of(
-            each,
-            [default],
-            choices=kind.choices.get(each, ()),
-            required=each == kind.required,
-            note="Other readers of .batch files take uint32 only." if (each, target) == ("dtype", "batch") else "",
-        )(decorated)
+    for each, taking in reversed(options.items()):
+        is_of_batch = (each, target) == ("dtype", "batch")
+        note = "Other readers of .batch files take uint32 only." if is_of_batch else ""
+        decorated = option_of(each, taking, note=note)(decorated)
         if each == "shuffle":
             decorated = no_shuffle_option(decorated)
-    urls = row is not None and row.holds_batches and not kind.rows
+    urls = row is not None and row.holds_batches and not kind.has_documents
     decorated = click.argument("dst", type=PathOrUrl(urls=urls, new=True))(decorated)
     source = click.argument("src", type=_Sources(urls=kind.urls), nargs=-1 if kind.several else 1, required=True)
     convert_commands.command(name, cls=ConversionCommand)(source(decorated))

@@ -10,7 +10,7 @@ import click
 
 from zb_hdf5.console import CHANNEL_OPTION, SHARE, SIZE, STORE, Parsed, TokenizerName, flag_of
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
-from zb_hdf5.converters.options import DEFAULT_MEMORY_BYTES, InWords
+from zb_hdf5.converters.option import Option, Taking
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, GroupedOption
 
@@ -60,70 +60,50 @@ class ConversionCommand(GroupedCommand):
     last = GROUP_HEADINGS["work"]
 
 
-def option_of(
-    name: str, defaults: Iterable[Any] = (), *, choices: tuple[str, ...] = (), required: bool = False, note: str = ""
-) -> Callable[..., Any]:
-    """Return the option of a command for an option of a conversion, whose help ends with its default.
+def option_of(name: str, taking: Taking | None = None, *, note: str = "") -> Callable[..., Any]:
+    """Return the option of a command for an option of a conversion.
 
     Parameters
     ----------
     name
         A key of `OPTIONS`.
-    defaults
-        The defaults that it has; several have no words in the help.
-    choices
-        The values that are taken; (): all of its kind.
-    required
-        Whether it has to be given.
+    taking
+        How the source of the command takes it; its default ends the help. None: the command has all sources.
     note
         One more sentence of help.
     """
     option = OPTIONS[name]
-    if option.kind == "flag":
-        return click.option(
-            flag_of(name),
-            name,
-            cls=GroupedOption,
-            group=GROUP_HEADINGS[option.group],
-            is_flag=True,
-            default=None,
-            help=option.help,
-        )
-    values: Any = choices or option.kind
-    kind = {"type": TYPES[values] if isinstance(values, str) else click.Choice(list(values))}
+    words = [option.help, note, _default_of(option, [taking] if taking else [])]
+    facts: dict[str, Any] = {"is_flag": True, "default": None}
+    if option.kind == "channels":
+        facts = CHANNEL_OPTION
+    elif option.kind != "flag":
+        values: Any = (taking and taking.choices) or option.kind
+        facts = {"type": TYPES[values] if isinstance(values, str) else click.Choice(list(values))}
     return click.option(
         flag_of(name),
         name,
         cls=GroupedOption,
         group=GROUP_HEADINGS[option.group],
-        **(CHANNEL_OPTION if option.kind == "channels" else kind),
-        required=required,
-        help=" ".join(filter(None, [option.help, note, _in_words(defaults, option.kind)])),
+        **facts,
+        required=taking is not None and taking.required,
+        help=" ".join(filter(None, words)),
     )
 
 
-def with_default(parameter: click.Option, defaults: Iterable[Any]) -> click.Option:
+def with_default(parameter: click.Option, takings: Iterable[Taking]) -> click.Option:
     """Return an option whose help ends with its default, if it has the same one everywhere."""
     if parameter.name not in OPTIONS or parameter.is_flag:
         return parameter
     shown = copy(parameter)
-    shown.help = " ".join(filter(None, [parameter.help, _in_words(defaults, OPTIONS[str(parameter.name)].kind)]))
+    shown.help = " ".join(filter(None, [parameter.help, _default_of(OPTIONS[str(parameter.name)], takings)]))
     return shown
 
 
-def _in_words(defaults: Iterable[Any], kind: Any) -> str:
-    """Return the end of a help, with the default that an option has."""
-    found = {shown for each in defaults if (shown := _shown(each, kind))}
+def _default_of(option: Option, takings: Iterable[Taking]) -> str:
+    """Return the end of a help, with the default that an option has; "": it has none, or several."""
+    found = {option.words_of(each) for each in takings} - {""}
     return f"[default: {found.pop()}]" if len(found) == 1 else ""
-
-
-def _shown(default: Any, kind: Any) -> str:
-    """Return the words for a default in the help."""
-    if isinstance(default, InWords):
-        return default.words
-    if isinstance(kind, Mapping):
-        return next(str(word) for word, value in kind.items() if value == default)
-    return "2GiB" if default == DEFAULT_MEMORY_BYTES else str(default)
 
 
 no_shuffle_option: Final = click.option(
@@ -138,9 +118,4 @@ no_shuffle_option: Final = click.option(
 
 def meant(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given, with the values that their words stand for."""
-    return {name: _meant(name, value) for name, value in given.items() if value is not None}
-
-
-def _meant(name: str, value: Any) -> Any:
-    kind = OPTIONS[name].kind
-    return kind[value] if isinstance(kind, Mapping) else value
+    return {name: OPTIONS[name].value_of(value) for name, value in given.items() if value is not None}

@@ -1,16 +1,22 @@
-"""The one description of a conversion: each option is spelled once, for `convert` and for the command line."""
+"""The one description of a conversion: each option is declared once, for `convert` and for the command line.
+
+A class of options is a group of the help. A field of it is the option, with its type, its words, and who takes it; the
+flag, the checks, the refusal by other sources and the value of a conversion follow from it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from zb_hdf5.converters.option import Option, Pair, Role, Taking, by, option
 from zb_hdf5.errors import ArgumentError, parse_size
-from zb_hdf5.read_as import AXES, UNWRITTEN
+from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
 from zb_hdf5.store.format_list import document_targets
+from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
@@ -19,10 +25,17 @@ if TYPE_CHECKING:  # numpy is imported when something is converted: help does no
 MAX_NOTE_CHARS: Final = 1000
 #: The target of documents that are kept, one after the other.
 STREAM: Final = "stream"
-#: Options that a live store does not take: one process writes it into a new folder.
-_NOT_LIVE: Final = ("workers", "executor", "shard_range", "resume", "force", "codec")
-#: Options that files of another trainer have no use for.
-_NOT_OF_TRAINERS: Final = ("codec", "live", "note", "shard_size", "like")
+#: Memory of all processes of a node together, unless another size is given.
+DEFAULT_MEMORY_BYTES: Final = 2 << 30
+DEFAULT_SHARD_BYTES: Final = 1 << 30
+#: By default a store has no more shards than this, whatever its size: a file is an inode, and quotas count them.
+MOST_SHARDS: Final = 500
+#: Records of a batch, unless another number is given.
+DEFAULT_BATCH_SIZE: Final = 32
+#: Tokens of a row of documents, unless another number is given.
+DEFAULT_ROW_TOKENS: Final = 512
+#: The dtypes of tokens that had none of ours before.
+NEW_DTYPES: Final = ("auto", "uint32", "uint16")
 
 
 class ShardRange(NamedTuple):
@@ -40,62 +53,411 @@ class ShardRange(NamedTuple):
 WHOLE: Final = ShardRange(0, 1)
 
 
-#: The groups of options in the help, and the subject of each.
+@dataclass(frozen=True)
+class InputOptions:
+    """The sources, and how they are read."""
+
+    tokenizer: str = option(
+        "tokenizer",
+        "byte, tok.json, tok.tiktoken, or tiktoken:NAME.",
+        by(Role.TEXTS, default="", words="", required=True),
+    )
+    text_column: str = option("text", "Column, or JSON key, that holds the text.", by(Role.COLUMNS, default="text"))
+    ids_column: str = option(
+        "text",
+        "Column that has a list of ids in each row.",
+        by(Role.IDS, default="", words="input_ids, else tokens"),
+    )
+    field_columns: tuple[str, ...] | None = option(
+        "names",
+        "Columns of lists that are aligned with the ids, such as labels,loss_mask.",
+        by(Role.IDS, words="every other list of numbers"),
+    )
+    rows: str = option(
+        ("documents", "records"),
+        "documents: of any length; records: all as long as a record, and kept whole.",
+        by(Role.IDS, default="documents"),
+    )
+    id_column: str = option(
+        "text",
+        "Column, or JSON key, that names each document: no two the same.",
+        by(Role.IDS, Role.COLUMNS, default="", words=""),
+    )
+    metadata_columns: tuple[str, ...] = option(
+        "names",
+        "Columns to keep of each document, such as author,url.",
+        by(Role.IDS, Role.COLUMNS, default=(), words=""),
+    )
+    boundary_token: str | None = option(
+        "text",
+        "Special token after each document.",
+        by(Role.TEXTS, words="<|endoftext|>"),
+        instead_of="no_boundary",
+    )
+    no_boundary: bool = option("flag", "Put no token between documents.", by(Role.TEXTS, default=False))
+    boundary_token_id: int | None = option(
+        "natural",
+        "The token between documents, such as 50256.",
+        by(Role.CUT, required=True),
+        by(Role.KEPT, words="as stored"),
+    )
+    boundary: str = option(
+        ("after", "before"),
+        "Side of each document with its boundary token.",
+        by(Role.CUT, Role.KEPT, default="after"),
+    )
+    max_document_tokens: int | None = option(
+        "positive", "Cut longer documents; the boundary token counts.", by(Role.IDS, Role.TEXTS)
+    )
+    max_dropped: float = option(
+        "share",
+        "Share of the lines, rows or files that may be no documents.",
+        by(Role.TEXTS, default=DEFAULT_MAX_DROPPED),
+    )
+    max_line: int | None = option(
+        "size",
+        "Size of the longest line, or text file, such as 1GiB.",
+        by(Role.IDS, Role.LINES, words="256MiB"),
+    )
+    source_dtype: str | None = option(
+        "text",
+        "Dtype of ids in files without a header, or of bytes, as uint16.",
+        by(Role.HEADERLESS, Role.IDS),
+    )
+    skip_bytes: int = option(
+        "natural", "Bytes of each such file before its ids.", by(Role.HEADERLESS, default=0, words="")
+    )
+    vocab_size: int = option(
+        "positive",
+        "Refuse ids at or above it.",
+        by(Role.ARRAYS, Role.CUT, Role.KEPT, Role.STREAM, Role.IDS, default=0, words=""),
+    )
+    dataset: str | None = option(
+        "text",
+        "Name of a dataset in an HDF5 file of another program.",
+        by(Role.FOREIGN, words="the only one of integers"),
+        by(Role.IDS, words="found by its content"),
+    )
+    offsets: str | None = option(
+        "text",
+        "Dataset of the offsets, or the ends, of the documents in it.",
+        by(Role.IDS, words="found by their content"),
+    )
+    axes: str | None = option(
+        AXES, "The axes of the dataset are these: no entry is a mask or labels.", by(Role.FOREIGN)
+    )
+    channel: int | None = option("natural", "Entry of the second of its three axes that has the ids.", by(Role.FOREIGN))
+    field_channels: Mapping[str, int] | None = option(
+        "channels", "Entry that has a field, as loss_mask=1.", by(Role.FOREIGN)
+    )
+    unwritten: str | None = option(
+        UNWRITTEN,
+        "Rows that were never written: take a fill value, or drop them.",
+        by(Role.FOREIGN, Role.IDS),
+    )
+    split: str | None = option(
+        ("all",),
+        "all: read all files as one, also where their names tell splits (train, val, test); these are kept else.",
+        by(Role.ARRAYS, Role.DOCUMENTS),
+    )
+
+    @property
+    def read_as(self) -> ReadAs:
+        """How files are read that do not tell it; `ArgumentError` if the options contradict each other."""
+        return ReadAs(
+            dataset=self.dataset,
+            axes=self.axes,
+            channel=self.channel,
+            field_channels=self.field_channels or {},
+            source_dtype=self.source_dtype,
+            skip_bytes=self.skip_bytes,
+            unwritten=self.unwritten,
+        )
+
+    @property
+    def headerless(self) -> dict[str, Any]:
+        """The entries of a source in `shards.json` that name ids without a header; none of files that have one."""
+        return {} if self.source_dtype is None else {"source_dtype": self.source_dtype, "skip_bytes": self.skip_bytes}
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """The options that an id outside of its range proves wrong."""
+        return () if self.source_dtype is None else ("source_dtype", "vocab_size")
+
+    @property
+    def is_one_split(self) -> bool:
+        """Whether all files are read as one, whatever their names tell."""
+        from zb_hdf5.files.named_splits import ALL_SPLITS  # numpy, which the help of the commands does not need
+
+        return self.split == ALL_SPLITS
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """Records, batches and splits."""
+
+    layout: str = option(
+        ("batches", STREAM),
+        "batches: packed rows; stream: the documents one after the other.",
+        by(Role.TEXTS, default="batches"),
+    )
+    packing: str = option(("concat", "best-fit", "pad"), "How documents become rows.", by(Role.ROWS, default="concat"))
+    like: str | os.PathLike[str] | None = option(  # noqa: RUF009 - which takes the type for a mutable one
+        "store",
+        "Take shape, dtype, vocabulary size, shuffle, seed, remainder and number of shards from this store; an option "
+        "that is given wins.",
+        by(Role.BATCHES),
+        of_trainers=False,
+    )
+    batch_size: int | None = option(
+        "positive",
+        "Records per batch.",
+        by(Role.ROWS, Role.ARRAYS, default=DEFAULT_BATCH_SIZE),
+        by(Role.FOREIGN, words="32, or that of a dataset of batches"),
+        by(Role.STORES, words="as stored"),
+        by(Role.ANY_HDF5, words="as stored; 32 for records and streams of other programs"),
+        where=Pair.makes_batches,
+    )
+    seq_len: int | None = option(
+        "positive",
+        "Tokens per record.",
+        by(Role.ROWS, words="512; of records their length"),
+        by(Role.ARRAYS, words="that of 2-D records, else 512"),
+        by(Role.STORES, words="as stored; a divisor cuts each record"),
+        by(Role.ANY_HDF5, words="as stored; 512 for streams of other programs"),
+    )
+    seed: int = option(
+        "natural",
+        "Seed of the shuffle, and of the draw of documents held out.",
+        by(Role.ARRAYS, Role.ROWS, Role.HELD_OUT, default=42),
+    )
+    shuffle: bool = option(
+        {"global": True, "none": False},
+        "global: all records of a split; none: the order of the source.",
+        by(Role.ARRAYS, Role.ROWS, default=True),
+        where=Pair.makes_batches,
+    )
+    remainder: str = option(
+        ("drop", "pad", "error"),
+        "Records that do not fill the last batch.",
+        by(Role.ROWS, default="pad"),
+        by(Role.ARRAYS, default="drop"),
+        by(Role.STORES, default="", words="drop", choices=("drop", "error")),  # "": no record is cut, and none is left
+        by(Role.ANY_HDF5, default="", words="drop"),
+        where=Pair.makes_batches,
+    )
+    pad_id: int | None = option(
+        "natural",
+        "The token of padding.",
+        by(Role.ROWS, words="the boundary token, else 0"),
+        by(Role.ARRAYS, default=0),
+        where=Pair.makes_batches,
+    )
+    val_fraction: float = option(
+        "fraction",
+        "Share of the documents, or records of arrays, held out as split val.",
+        by(Role.ARRAYS, Role.HELD_OUT, default=0.0),
+        where=Pair.has_an_index,
+    )
+    val_last_shard: bool = option(
+        "flag", "Hold out the last source file as split val.", by(Role.HELD_OUT, default=False)
+    )
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether some documents or records are the split for validation."""
+        return self.val_fraction > 0 or self.val_last_shard
+
+    @property
+    def batch_rows(self) -> int:
+        """The rows of a batch."""
+        return DEFAULT_BATCH_SIZE if self.batch_size is None else self.batch_size
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of a row."""
+        return DEFAULT_ROW_TOKENS if self.seq_len is None else self.seq_len
+
+    def of_records(self, record_tokens: int | None, source: object) -> LayoutOptions:
+        """Return the options for rows that are the records of a source, where it has records.
+
+        Raises
+        ------
+        ArgumentError
+            If rows of another length were asked for.
+        """
+        if record_tokens is None:
+            return self
+        if self.seq_len not in (None, record_tokens):
+            raise ArgumentError(
+                f"{source}: seq_len must be {record_tokens:,}, the ids of each record, found {self.seq_len:,}",
+                options=["seq_len"],
+            )
+        return replace(self, seq_len=record_tokens)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """The files that are written."""
+
+    dtype: str = option(
+        ("auto", "keep", "uint32", "uint16"),
+        "Stored dtype.",
+        by(
+            Role.ARRAYS,
+            Role.CUT,
+            Role.IDS,
+            default="auto",
+            words="auto: uint16 if the source or --vocab-size proves it",
+            choices=NEW_DTYPES,
+        ),
+        by(Role.KEPT, default="auto", words="auto: uint16 if --vocab-size proves it, else that of the source"),
+        by(Role.STREAM, default="keep", choices=("keep", "uint32")),
+        by(Role.STORES, default="keep", choices=("keep", "uint32", "uint16")),
+        by(Role.ANY_HDF5, default="auto", words="keep; auto for files of other programs"),
+    )
+    codec: str = option(
+        "codec",
+        "Compress the tokens: zstd[:1-22] or gzip[:1-9].",
+        by(Role.ANY, default="none"),
+        where=Pair.has_a_codec,
+        of_trainers=False,
+        of_live=False,
+    )
+    live: bool = option(
+        "flag",
+        "Let other processes read the committed batches.",
+        by(Role.ANY, default=False),
+        where=Pair.may_grow,
+        of_trainers=False,
+    )
+    tokens_only: bool = option(
+        "flag",
+        "Leave fields and documents behind, which such files do not hold.",
+        by(Role.FOREIGN, Role.DOCUMENTS, default=False),
+        where=Pair.may_leave_fields,
+    )
+    note: str = option(
+        "text",
+        "Words for people, which the store keeps: its origin, its licence.",
+        by(Role.ANY, default="", words=""),
+        where=Pair.has_an_index,
+        of_trainers=False,
+    )
+    shards: int | None = option(
+        "positive",
+        "Number of shards.",
+        by(Role.ANY, words="those of the source; else 1 GiB or a source file each, and 500 at most"),
+        instead_of="shard_size",
+    )
+    shard_size: int = option(
+        "size",
+        "Size of a shard, such as 1GiB.",
+        by(Role.ANY, default=DEFAULT_SHARD_BYTES, words=""),
+        where=Pair.has_shards_of_a_size,
+        of_trainers=False,
+    )
+    shard_per_source: bool = option(
+        "flag",
+        "With --layout stream: a shard per source file, also of more than 500.",
+        by(Role.TEXTS, default=False),
+    )
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """The work of a conversion: who does it, which part of it, and what it may replace."""
+
+    memory: int | None = option(
+        "size",
+        "Memory of all processes of this node together.",
+        by(Role.ARRAYS, default=DEFAULT_MEMORY_BYTES, words="2GiB"),
+        by(Role.STREAM, Role.KEPT, words="not bounded"),
+        where=Pair.takes_memory,
+    )
+    shuffle_method: str = option(
+        ("auto", "direct", "two-pass"),
+        "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
+        by(Role.ARRAYS, default="auto"),
+        where=Pair.makes_batches,
+    )
+    workers: int | None = option(
+        "positive",
+        "Local processes.",
+        by(Role.ANY, words="the cores; 1 for little work"),
+        of_live=False,
+    )
+    threads: int | None = option(
+        "positive", "Threads that tokenize, per process.", by(Role.TEXTS, words="its share of the cores")
+    )
+    executor: str = option(
+        ("local", "mpi"),
+        "Who does the work: local processes, or MPI ranks.",
+        by(Role.ANY, default="local"),
+        of_live=False,
+    )
+    shard_range: ShardRange = option(  # noqa: RUF009 - a named tuple cannot change
+        "range",
+        "Write part I of N (from 0) only; then run zb index merge.",
+        by(Role.ANY, default=WHOLE, words=""),
+        where=Pair.is_shared_out,
+        of_live=False,
+    )
+    resume: bool = option(
+        "flag",
+        "Keep the finished files of an interrupted run of the same arguments, write the rest.",
+        by(Role.ANY, default=False),
+        of_live=False,
+    )
+    force: bool = option(
+        "flag",
+        "Replace an existing result, at the end and whole; also with --resume.",
+        by(Role.ANY, default=False),
+        of_live=False,
+    )
+
+
+#: The class of the options of each group of the help, and the subject of the group.
+OPTION_CLASSES: Final[dict[str, type]] = {
+    "from": InputOptions,
+    "layout": LayoutOptions,
+    "to": OutputOptions,
+    "work": WorkOptions,
+}
 OPTION_GROUPS: Final[dict[str, str]] = {
     "from": "the sources, and how they are read",
     "layout": "records, batches and splits",
     "to": "the files that are written",
     "work": "who does it, and how it is reported",
 }
+#: All options, by their names, in the order of the help.
+OPTIONS: Final[dict[str, Option]] = {
+    each.name: replace(each.metadata["option"], group=group)
+    for group, kind in OPTION_CLASSES.items()
+    for each in fields(kind)
+}
 
 
-class Option(NamedTuple):
-    """An option of a conversion.
-
-    Attributes
-    ----------
-    group
-        Its group in the help, a key of `OPTION_GROUPS`.
-    kind
-        The kind of its values: "positive", "natural", "fraction", "share", "size", "text", "tokenizer", "names",
-        "channels", "codec", "range", "store" or "flag"; or the words that may be given; or such words, and the value
-        that each stands for.
-    help
-        One or two sentences.
-    """
-
-    group: str
-    kind: str | tuple[str, ...] | Mapping[str, Any]
-    help: str
-
-    def require(self, name: str, value: Any) -> None:
-        """Raise `ArgumentError` for a value that is not of this kind."""
-        least = {"positive": 1, "size": 1, "natural": 0}.get(str(self.kind))
-        if least is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
-            raise ArgumentError(f"{name} must be a whole number, found {value!r}", options=[name])
-        if least is not None and value < least:
-            raise ArgumentError(f"{name} must be at least {least}, found {value}", options=[name])
-        if self.kind == "share" and not 0 <= value <= 1:
-            raise ArgumentError(f"{name} must be from 0 to 1, found {value}", options=[name])
-        possible: list[Any] = []
-        if isinstance(self.kind, tuple):
-            possible = list(self.kind)
-        elif isinstance(self.kind, Mapping):
-            possible = list(self.kind.values())
-        if possible and value not in possible:
-            words = ", ".join(map(str, possible))
-            raise ArgumentError(f"{name} must be one of {words}, found {value!r}", options=[name])
+def options_of(roles: Sequence[Role]) -> dict[str, Taking]:
+    """Return how each option is taken by a source of some roles, of those that it takes."""
+    found = {name: each.taking(roles) for name, each in OPTIONS.items()}
+    return {name: taking for name, taking in found.items() if taking is not None}
 
 
-def _option(group: str, kind: Any, text: str) -> Any:
-    return field(default=None, kw_only=True, metadata={"option": Option(group, kind, text)})
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Raise `ArgumentError` for names that no option of a conversion has, with the nearest one."""
+    for name in names:
+        if name not in OPTIONS:
+            near = get_close_matches(name, OPTIONS, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the options are {', '.join(OPTIONS)}"
+            raise ArgumentError(f"a conversion has no option {name}; {hint}")
 
 
-@dataclass(frozen=True)
 class Conversion:
-    """A conversion: its source, its target, the layout of the result, and the work.
+    """A conversion as it is asked for: its source, its target, the layout of the result, and the work.
 
-    An option that is None has the default of its kind of source; one that the source has no use for is refused.
+    It has each option of `OPTIONS` by its name, None where that is not given: then it has the default of the kind of
+    source. One that the source has no use for is refused.
 
     Parameters
     ----------
@@ -115,120 +477,49 @@ class Conversion:
         Called with the number of tokens written since the last call.
     engine
         Runs the tasks instead of `workers` or `executor`.
+    **options
+        Options by their names. Sizes are numbers, or text such as "512MB" or "4GiB".
     """
 
-    source: Any
-    target: str
-    destination: Any
-    source_format: str = field(default="auto", kw_only=True)
-    # the sources, and how they are read
-    tokenizer: str | None = _option("from", "tokenizer", "byte, tok.json, tok.tiktoken, or tiktoken:NAME.")
-    text_column: str | None = _option("from", "text", "Column, or JSON key, that holds the text.")
-    ids_column: str | None = _option("from", "text", "Column that has a list of ids in each row.")
-    field_columns: tuple[str, ...] | None = _option(
-        "from", "names", "Columns of lists that are aligned with the ids, such as labels,loss_mask."
-    )
-    rows: str | None = _option(
-        "from", ("documents", "records"), "documents: of any length; records: all as long as a record, and kept whole."
-    )
-    id_column: str | None = _option("from", "text", "Column, or JSON key, that names each document: no two the same.")
-    metadata_columns: tuple[str, ...] | None = _option(
-        "from", "names", "Columns to keep of each document, such as author,url."
-    )
-    boundary_token: str | None = _option("from", "text", "Special token after each document.")
-    no_boundary: bool | None = _option("from", "flag", "Put no token between documents.")
-    boundary_token_id: int | None = _option("from", "natural", "The token between documents, such as 50256.")
-    boundary: str | None = _option("from", ("after", "before"), "Side of each document with its boundary token.")
-    max_document_tokens: int | None = _option("from", "positive", "Cut longer documents; the boundary token counts.")
-    max_dropped: float | None = _option("from", "share", "Share of the lines, rows or files that may be no documents.")
-    max_line: int | str | None = _option("from", "size", "Size of the longest line, or text file, such as 1GiB.")
-    source_dtype: str | None = _option(
-        "from", "text", "Dtype of ids in files without a header, or of bytes, as uint16."
-    )
-    skip_bytes: int | None = _option("from", "natural", "Bytes of each such file before its ids.")
-    vocab_size: int | None = _option("from", "positive", "Refuse ids at or above it.")
-    dataset: str | None = _option("from", "text", "Name of a dataset in an HDF5 file of another program.")
-    offsets: str | None = _option("from", "text", "Dataset of the offsets, or the ends, of the documents in it.")
-    axes: str | None = _option("from", AXES, "The axes of the dataset are these: no entry is a mask or labels.")
-    channel: int | None = _option("from", "natural", "Entry of the second of its three axes that has the ids.")
-    field_channels: Mapping[str, int] | None = _option("from", "channels", "Entry that has a field, as loss_mask=1.")
-    unwritten: str | None = _option("from", UNWRITTEN, "Rows that were never written: take a fill value, or drop them.")
-    split: str | None = _option(
-        "from",
-        ("all",),
-        "all: read all files as one, also where their names tell splits (train, val, test); these are kept else.",
-    )
-    # records, batches and splits
-    layout: str | None = _option(
-        "layout", ("batches", STREAM), "batches: packed rows; stream: the documents one after the other."
-    )
-    packing: str | None = _option("layout", ("concat", "best-fit", "pad"), "How documents become rows.")
-    like: str | os.PathLike[str] | None = _option(  # noqa: RUF009 - which takes the type for a mutable one
-        "layout",
-        "store",
-        "Take shape, dtype, vocabulary size, shuffle, seed, remainder and number of shards from this store; an option "
-        "that is given wins.",
-    )
-    batch_size: int | None = _option("layout", "positive", "Records per batch.")
-    seq_len: int | None = _option("layout", "positive", "Tokens per record.")
-    seed: int | None = _option("layout", "natural", "Seed of the shuffle, and of the draw of documents held out.")
-    shuffle: bool | None = _option(
-        "layout", {"global": True, "none": False}, "global: all records of a split; none: the order of the source."
-    )
-    remainder: str | None = _option("layout", ("drop", "pad", "error"), "Records that do not fill the last batch.")
-    pad_id: int | None = _option("layout", "natural", "The token of padding.")
-    val_fraction: float | None = _option(
-        "layout", "fraction", "Share of the documents, or records of arrays, held out as split val."
-    )
-    val_last_shard: bool | None = _option("layout", "flag", "Hold out the last source file as split val.")
-    # the files that are written
-    dtype: str | None = _option("to", ("auto", "keep", "uint32", "uint16"), "Stored dtype.")
-    codec: str | None = _option("to", "codec", "Compress the tokens: zstd[:1-22] or gzip[:1-9].")
-    live: bool | None = _option("to", "flag", "Let other processes read the committed batches.")
-    tokens_only: bool | None = _option("to", "flag", "Leave fields and documents behind, which such files do not hold.")
-    note: str | None = _option("to", "text", "Words for people, which the store keeps: its origin, its licence.")
-    shards: int | None = _option("to", "positive", "Number of shards.")
-    shard_size: int | str | None = _option("to", "size", "Size of a shard, such as 1GiB.")
-    shard_per_source: bool | None = _option(
-        "to", "flag", "With --layout stream: a shard per source file, also of more than 500."
-    )
-    # who does it, and how it is reported
-    memory: int | str | None = _option("work", "size", "Memory of all processes of this node together.")
-    shuffle_method: str | None = _option(
-        "work",
-        ("auto", "direct", "two-pass"),
-        "direct: gather record by record; two-pass: only sequential reads and writes; auto: the faster one.",
-    )
-    workers: int | None = _option("work", "positive", "Local processes.")
-    threads: int | None = _option("work", "positive", "Threads that tokenize, per process.")
-    executor: str | None = _option("work", ("local", "mpi"), "Who does the work: local processes, or MPI ranks.")
-    shard_range: tuple[int, int] | None = _option(
-        "work", "range", "Write part I of N (from 0) only; then run zb index merge."
-    )
-    resume: bool | None = _option(
-        "work", "flag", "Keep the finished files of an interrupted run of the same arguments, write the rest."
-    )
-    force: bool | None = _option(
-        "work", "flag", "Replace an existing result, at the end and whole; also with --resume."
-    )
-    progress: Callable[[int], None] | None = field(default=None, kw_only=True)
-    engine: Engine | None = field(default=None, kw_only=True)
+    def __init__(
+        self,
+        source: Any,
+        target: str,
+        destination: Any,
+        *,
+        source_format: str = "auto",
+        progress: Callable[[int], None] | None = None,
+        engine: Engine | None = None,
+        **options: Any,
+    ) -> None:
+        refuse_unknown(options)
+        self.source = source
+        self.target = target
+        self.destination = destination
+        self.source_format = source_format
+        self.progress = progress
+        self.engine = engine
+        self._options = {
+            name: _as_number(name, value) if OPTIONS[name].kind == "size" else value
+            for name, value in options.items()
+            if value is not None
+        }
 
-    def __post_init__(self) -> None:
-        """Take sizes as numbers, whose text is "512MB" or "4GiB"."""
-        for name, option in OPTIONS.items():
-            value = getattr(self, name)
-            if option.kind == "size" and isinstance(value, str):
-                try:
-                    object.__setattr__(self, name, parse_size(value))
-                except ArgumentError as error:
-                    raise ArgumentError(f"{name}: {error}", options=[name]) from error
+    def __getattr__(self, name: str) -> Any:
+        """Return an option as it was given; None: it was not."""
+        if name not in OPTIONS:
+            raise AttributeError(f"a conversion has no {name}")
+        return self._options.get(name)
+
+    def changed(self, **others: Any) -> Conversion:
+        """Return a conversion with other arguments or options."""
+        named = {name: value for name, value in vars(self).items() if name != "_options"}
+        return Conversion(**{**named, **self._options, **others})
 
     @property
     def given(self) -> set[str]:
         """The names of the options that have a value; a flag that is False has none."""
-        values = {name: getattr(self, name) for name in OPTIONS}
-        return {name for name, value in values.items() if value is not None and (value or OPTIONS[name].kind != "flag")}
+        return {name for name, value in self._options.items() if value or OPTIONS[name].kind != "flag"}
 
     @property
     def is_stream(self) -> bool:
@@ -237,21 +528,19 @@ class Conversion:
 
     def require_possible(self) -> None:
         """Raise `ArgumentError` for a value that no conversion takes, or for values that contradict each other."""
-        for name, option in OPTIONS.items():
+        for name, each in OPTIONS.items():
             if (value := getattr(self, name)) is not None:
-                option.require(name, value)
+                each.require(name, value)
         if self.shard_range is not None and not 0 <= self.shard_range[0] < self.shard_range[1]:
             raise ArgumentError(
                 f"shard_range must be (i, n) with i from 0 to n - 1, found {tuple(self.shard_range)}",
                 options=["shard_range"],
             )
-        unused: list[str] = [name for name in _NOT_OF_TRAINERS if name in self.given]
-        if self.layout == "batches":
-            unused.append("layout")
-        if unused and self.target in document_targets():
-            raise ArgumentError(f"{self.target} files have no use for {', '.join(unused)}", options=unused)
-        self._require_one_of("shards", "shard_size")
-        self._require_one_of("boundary_token", "no_boundary")
+        self._require_of_target()
+        for name, each in OPTIONS.items():
+            other = each.instead_of
+            if {name, other} <= self.given:
+                raise ArgumentError(f"pass either {name} or {other}, not both", options=[name, other])
         note = self.note or ""
         if len(note) > MAX_NOTE_CHARS:
             raise ArgumentError(
@@ -261,27 +550,25 @@ class Conversion:
             raise ArgumentError(
                 f"workers belongs to executor local: {self.executor} brings its own", options=["workers", "executor"]
             )
-        refused = [name for name in _NOT_LIVE if name in self.given]
+        refused = [name for name, each in OPTIONS.items() if not each.of_live and name in self.given]
         if self.live and refused:
             raise ArgumentError(
                 f"live is written by one process, into a new folder: leave out {', '.join(refused)}",
                 options=["live", *refused],
             )
 
-    def _require_one_of(self, one: str, other: str) -> None:
-        """Raise `ArgumentError` if two options are given of which each excludes the other."""
-        if {one, other} <= self.given:
-            raise ArgumentError(f"pass either {one} or {other}, not both", options=[one, other])
+    def _require_of_target(self) -> None:
+        """Raise `ArgumentError` for options of which files of another trainer have no use, where these are written."""
+        unused = [name for name, each in OPTIONS.items() if not each.of_trainers and name in self.given]
+        if self.layout == "batches":
+            unused.append("layout")
+        if unused and self.target in document_targets():
+            raise ArgumentError(f"{self.target} files have no use for {', '.join(unused)}", options=unused)
 
 
-OPTIONS: Final[dict[str, Option]] = {
-    each.name: each.metadata["option"] for each in fields(Conversion) if "option" in each.metadata
-}
-
-
-def refuse_unknown(names: Iterable[str]) -> None:
-    """Raise `ArgumentError` for names that no option of a conversion has, with the nearest one."""
-    for name in names:
-        near = get_close_matches(name, OPTIONS, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the options are {', '.join(OPTIONS)}"
-        raise ArgumentError(f"a conversion has no option {name}; {hint}")
+def _as_number(name: str, size: Any) -> Any:
+    """Return a size as a number, whose text is "512MB" or "4GiB"."""
+    try:
+        return parse_size(size) if isinstance(size, str) else size
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error}", options=[name]) from error

@@ -8,7 +8,7 @@ from zb_hdf5 import StoreMeta
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.batch_source import GROUPS, batch_bytes
 from zb_hdf5.converters.batch_target import MOVED_TOKENS
-from zb_hdf5.converters.options import RowOptions, Settings
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.documents.document_table import TEXTS_AT_ONCE
 from zb_hdf5.errors import ArgumentError
@@ -80,8 +80,8 @@ class DocumentMemory(NamedTuple):
         found = cls(count, opened, ids, written + texts + COPIES * source.block_bytes)
         if target.is_stream:
             return found
-        options = settings.of(RowOptions)
-        meta = StoreMeta(options.batch_size, options.row_tokens, source.dtype, fields=tuple(source.fields))
+        options = settings.layout
+        meta = StoreMeta(options.batch_rows, options.row_tokens, source.dtype, fields=tuple(source.fields))
         rows = cls.of_rows(count, source.num_tokens or 0, meta, options.packing)
         return cls(count, opened, max(found.of_first, rows.of_first), max(found.of_each, rows.of_each))
 

@@ -12,18 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
-from zb_hdf5.converters.conversion import STREAM
+from zb_hdf5.converters.conversion import MOST_SHARDS, STREAM
 from zb_hdf5.converters.journal import file_states, meta_to_json
-from zb_hdf5.converters.options import (
-    MOST_SHARDS,
-    CutOptions,
-    FormatOptions,
-    HeldOut,
-    LossOptions,
-    RowOptions,
-    Settings,
-    TextOptions,
-)
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.plan import Plan, TargetFiles, Task, names_of_shards
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, route
 from zb_hdf5.converters.stream_target import FACTS_KEPT, WORK_DIGEST, WRITTEN_META, StreamFiles
@@ -69,7 +60,7 @@ def plan_of_documents(source: DocumentSource, settings: Settings) -> Plan:
         FACTS_KEPT: ["ids"] if source.has_ids else [],
         WORK_DIGEST: work,
     }
-    is_auto = settings.of(CutOptions).dtype == settings.of(FormatOptions).dtype == "auto"
+    is_auto = settings.target.dtype == "auto"
     return Plan(
         source=source,
         target=StreamFiles(),
@@ -194,7 +185,7 @@ def _work_digest(identity: dict[str, Any], options: dict[str, Any]) -> str:
 def _dealt(source: DocumentSource, settings: Settings) -> list[Route]:
     """Deal documents to the files that were asked for, or to one for each file of the source."""
     target = settings.target
-    keeps_files = source.has_shards or settings.of(TextOptions).shard_per_source
+    keeps_files = source.has_shards or target.shard_per_source
     return _routes(
         source,
         settings,
@@ -207,19 +198,19 @@ def _staged(source: DocumentSource, settings: Settings) -> list[Route]:
     """Deal documents to streams that become rows, whose bytes do not depend on the cuts."""
     num_bytes = sum(path.stat().st_size for path in source.paths)
     wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
-    is_per_file = settings.of(HeldOut).val_last_shard or not source.groups
+    is_per_file = settings.layout.val_last_shard or not source.groups
     return _routes(source, settings, None if is_per_file else min(num_groups_of_first_split(source), wanted))
 
 
 def _routes(source: DocumentSource, settings: Settings, count: int | None, most: int | None = None) -> list[Route]:
-    held_out = settings.of(HeldOut)
+    layout = settings.layout
     return route(
         source,
         count,
         most=most,
-        val_fraction=held_out.val_fraction,
-        val_last_shard=held_out.val_last_shard,
-        seed=held_out.seed,
+        val_fraction=layout.val_fraction,
+        val_last_shard=layout.val_last_shard,
+        seed=layout.seed,
     )
 
 
@@ -229,11 +220,10 @@ def _deciding(source: DocumentSource, settings: Settings) -> dict[str, Any]:
     codec = None if target.codec == NO_CODEC else target.codec
     if target.is_stream:
         return {} if codec is None else {"codec": codec}
-    rows = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
-    held_out = settings.of(HeldOut)
+    rows = settings.layout.of_records(source.record_tokens, source.paths[0])
     is_sized = target.is_cut and target.shards is None
     return {
-        "batch_size": rows.batch_size,
+        "batch_size": rows.batch_rows,
         "seq_len": rows.row_tokens,
         "seed": rows.seed,
         "shuffle": rows.shuffle,
@@ -242,10 +232,10 @@ def _deciding(source: DocumentSource, settings: Settings) -> dict[str, Any]:
         "pad_id": rows.pad_id,
         "num_shards": target.shards,
         "shard_bytes": target.shard_size if is_sized else None,
-        "val_fraction": held_out.val_fraction,
-        "val_last_shard": held_out.val_last_shard or None,
+        "val_fraction": rows.val_fraction,
+        "val_last_shard": rows.val_last_shard or None,
         "codec": codec,
-        "tokens_only": settings.of(LossOptions).tokens_only or None,
+        "tokens_only": target.tokens_only or None,
     }
 
 
@@ -253,7 +243,7 @@ def _require_place(source: DocumentSource, settings: Settings) -> str:
     """Return the words for all that is left behind; `ConvertError` if the conversion does not allow it."""
     row = format_named(settings.target.format)
     lost = _left_behind(source, row)
-    if lost and not settings.of(LossOptions).tokens_only:
+    if lost and not settings.target.tokens_only:
         raise ConvertError(
             f"{source.paths[0]}: {row.noun} have no place for all of it: the conversion {lost}",
             remedy=Remedy.TOKENS_ONLY,

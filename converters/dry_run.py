@@ -11,7 +11,7 @@ from zb_hdf5.converters.disk_room import free_room, kept_of, lack_of_room
 from zb_hdf5.converters.document_plan import FILES_OF_SHARD, FILES_OF_STREAMS
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.estimate import estimate_of, seconds_of_batches
-from zb_hdf5.converters.options import BoundOptions, RowOptions, Settings, ShuffleOptions
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.plan import BatchRange, Plan
 from zb_hdf5.converters.reports import UINT16_SAVES, DryRun, FilesDryRun
 from zb_hdf5.converters.routes import Route
@@ -39,10 +39,10 @@ def dry_run(plan: Plan, settings: Settings, workers: Workers) -> DryRun | FilesD
 def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Workers) -> DryRun:
     target = settings.target
     meta = source.meta
-    how = settings.of(ShuffleOptions)
+    memory = settings.shuffle_bytes
     num_readers = 1 if target.is_one_file else workers.engine.workers_per_node
     cuts = [(part.start, part.stop) for part in (cast(BatchRange, task.part) for task in plan.tasks)]
-    shuffle = choose_shuffle(source, how.shuffle_method, cuts, how.memory, num_readers)
+    shuffle = choose_shuffle(source, settings.work.shuffle_method, cuts, memory, num_readers)
     sizes = [task.num_bytes for task in plan.tasks]
     folder = target.path.absolute().parent
     free = free_room(folder)
@@ -61,7 +61,7 @@ def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Wo
         uint16_would_save_bytes=num_tokens * UINT16_SAVES if source.lacks_vocab_size else 0,
         inodes=plan.inodes,
         workers=num_workers,
-        memory_bytes=settings.of(BoundOptions).memory or how.memory,
+        memory_bytes=settings.bound_bytes or memory,
         shuffle=str(shuffle),
         temp_bytes=temp_bytes,
         free=free,
@@ -111,9 +111,9 @@ def _largest_share(plan: Plan) -> float:
 def _rows(source: DocumentSource, num_bytes: int, settings: Settings) -> dict[str, Any]:
     """Return the facts of the store of rows that documents become."""
     target = settings.target
-    options = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
+    options = settings.layout.of_records(source.record_tokens, source.paths[0])
     require_pad_id_of(source, options)
-    meta = StoreMeta(options.batch_size, options.row_tokens, source.dtype)
+    meta = StoreMeta(options.batch_rows, options.row_tokens, source.dtype)
     count = number_of_shards(max(1, num_bytes // meta.batch_bytes), meta, target)
     return {
         "num_shards": count,

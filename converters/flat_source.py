@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from zb_hdf5.converters.array_source import array_options
 from zb_hdf5.converters.batch_source import BatchSource
+from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.npy_source import ArrayKind, CutSource, Header, NpySource
-from zb_hdf5.converters.options import CutOptions, FlatOptions, HeaderlessOptions, KeptOptions, LossOptions, Settings
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
-from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import Field
@@ -40,21 +40,18 @@ class FlatFiles(NamedTuple):
     fields: tuple[Field, ...]
 
 
-def flat_files_at(paths: list[Path], backend: str, options: HeaderlessOptions, looks: SourcePaths) -> FlatFiles | None:
+def flat_files_at(paths: list[Path], backend: str, settings: Settings) -> FlatFiles | None:
     """Return the files of a flat format at some paths; None if the first path holds none.
 
     Parameters
     ----------
-    looks
-        All that was found at the paths.
     backend
         The format that is asked for, or "auto".
-    options
-        The ids of files without a header.
     """
-    at_paths = [looks.at(path, backend=backend, read_as=options.read_as) for path in paths]
+    read_as = settings.input.read_as
+    at_paths = [settings.looks.at(path, backend=backend, read_as=read_as) for path in paths]
     name = at_paths[0].backend
-    flat = flat_format(name, options.read_as)
+    flat = flat_format(name, read_as)
     if flat is None:
         return None
     for each in at_paths:
@@ -73,19 +70,19 @@ def _header(found: Mapping[Path, FlatTokens], path: Path) -> Header:
 
 def open_flat(paths: list[Path], settings: Settings) -> BatchSource:
     """Open files without documents as records, as a conversion asks."""
-    options = settings.of(FlatOptions)
-    found = flat_files_at(paths, options.source_format, options, settings.looks)
+    options = settings.input
+    found = flat_files_at(paths, settings.source_format, settings)
     if found is None:
         raise ArgumentError(f"{paths[0]}: expected token files of another trainer, found others")
     build = partial(_suspected, found.kind, options)
     return arrays_of_splits(found.files, found.files, settings, build, array_options(settings))
 
 
-def _suspected(kind: ArrayKind, options: FlatOptions, files: list[Path], **of_arrays: Any) -> NpySource:
+def _suspected(kind: ArrayKind, options: InputOptions, files: list[Path], **of_arrays: Any) -> NpySource:
     """Return some files as records, whose ids may prove the names of their dtype wrong."""
     source = NpySource(files, kind=kind, **of_arrays)
     source.suspects = options.suspects
-    source.description |= options.described
+    source.description |= options.headerless
     return source
 
 
@@ -99,11 +96,11 @@ def without_documents(stream: StoreCorpus) -> str:
     return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 
-def cut_flat(found: FlatFiles, options: KeptOptions, settings: Settings) -> CutSource:
+def cut_flat(found: FlatFiles, settings: Settings) -> CutSource:
     """Return files without documents as those that a boundary token cuts."""
-    how = CutOptions(options.boundary_token_id or 0, options.boundary, options.dtype, options.vocab_size)
-    source = CutSource(found.files, how, found.kind)
-    if found.fields and not settings.of(LossOptions).tokens_only:
+    options = settings.input
+    source = CutSource(found.files, options, settings.target.dtype, found.kind)
+    if found.fields and not settings.target.tokens_only:
         raise ArgumentError(
             f"{found.files[0]}: has the field {found.fields[0].name}, which is left behind where a boundary token cuts "
             "documents: pass tokens_only, or restore the file of the documents",
@@ -111,5 +108,5 @@ def cut_flat(found: FlatFiles, options: KeptOptions, settings: Settings) -> CutS
         )
     source.splits = told_splits(source, settings)
     source.suspects = options.suspects
-    source.description |= options.described
+    source.description |= options.headerless
     return source

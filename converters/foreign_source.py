@@ -11,16 +11,8 @@ from typing import Any
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options
 from zb_hdf5.converters.batch_source import BatchSource
-from zb_hdf5.converters.conversion import STREAM
-from zb_hdf5.converters.options import (
-    ArrayOptions,
-    DatasetOptions,
-    ForeignOptions,
-    KeptOptions,
-    LossOptions,
-    Settings,
-    SplitNames,
-)
+from zb_hdf5.converters.conversion import DEFAULT_BATCH_SIZE, STREAM
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.converters.stream_source import StreamSource, require_no_unfit
 from zb_hdf5.errors import ConvertError, conversion_call
@@ -107,7 +99,7 @@ class ForeignSource(ArraySource):
     ) -> None:
         first = columns[0]
         has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
-        stored = first.meta.batch_size if has_batches else ArrayOptions.batch_size
+        stored = first.meta.batch_size if has_batches else DEFAULT_BATCH_SIZE
         super().__init__(list(map(ForeignArray, columns)), "hdf5", batch_size=batch_size or stored, **options)
         self.description = {**self.description, "dataset": first.name}
         if read_as.channel is not None:
@@ -125,7 +117,7 @@ class ForeignSource(ArraySource):
 
 def open_foreign(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
     """Open files of other programs, and folders of them, as a conversion asks."""
-    read_as = settings.of(DatasetOptions).read_as
+    read_as = settings.input.read_as
     known = settings.looks.columns(read_as)
     if not known:  # else it was told when they were found
         warn_of_mask(read_as)
@@ -134,32 +126,28 @@ def open_foreign(paths: list[Path], settings: Settings) -> BatchSource | StreamS
         return _told_stream(paths, columns, settings)
     if settings.target.is_stream:
         _require_documents(paths[0], settings.target.format, columns[0])
-    tokens_only = settings.of(LossOptions).tokens_only
+    tokens_only = settings.target.tokens_only
     row = batch_format(settings.target.format)
     if tokens_only and (row is None or not row.tokens_only):
         columns = [_with_fields(column, DOCUMENTS_COLUMNS if settings.target.is_stream else ()) for column in columns]
     elif not tokens_only:
         _require_all_fields(columns)
-    options = array_options(settings)
-    if row is not None:
-        options["batch_size"] = settings.of(ForeignOptions).batch_size
     return arrays_of_splits(
         columns,
         [column.path for column in columns],
         settings,
         partial(ForeignSource, read_as=read_as),
-        options,
+        array_options(settings),
     )
 
 
 def _told_stream(paths: list[Path], columns: list[Column], settings: Settings) -> StreamSource:
     """Return token streams as the documents that a field tells apart."""
-    how = settings.of(ForeignOptions)
-    options = KeptOptions(dtype=how.dtype, vocab_size=how.vocab_size, split=settings.of(SplitNames).split)
-    read_as = settings.of(DatasetOptions).read_as
+    read_as = settings.input.read_as
     require_named_once(paths, "documents")
-    source = StreamSource({path: settings.looks.at(path, read_as=read_as) for path in paths}, options)
-    if settings.of(LossOptions).tokens_only:
+    at_paths = {path: settings.looks.at(path, read_as=read_as) for path in paths}
+    source = StreamSource(at_paths, settings.input, settings.target.dtype)
+    if settings.target.tokens_only:
         source.fields = ()
     else:
         _require_all_fields(columns)

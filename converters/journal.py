@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5 import ConvertError, FormatError, ShardEntry, StoreMeta
 from zb_hdf5.converters.batch_source import TokenCounts
-from zb_hdf5.converters.conversion import WHOLE, ShardRange
+from zb_hdf5.converters.conversion import WHOLE, ShardRange, WorkOptions
 from zb_hdf5.converters.engines import OnProgress, Workers, no_progress
-from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES

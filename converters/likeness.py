@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5 import ArgumentError, IncompleteError
 from zb_hdf5.converters.conversion import OPTIONS, Conversion
+from zb_hdf5.converters.option import Taking
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.found_corpus import corpus_of
@@ -19,9 +19,7 @@ from zb_hdf5.store.store_corpus import StoreCorpus
 _NAMED: Final = ("remainder", "pad_id", "packing")
 
 
-def with_likeness(
-    conversion: Conversion, like: Path, known: Collection[str], choices: Mapping[str, tuple[str, ...]]
-) -> tuple[Conversion, str]:
+def with_likeness(conversion: Conversion, like: Path, known: Mapping[str, Taking]) -> tuple[Conversion, str]:
     """Return a conversion with the options of a store, but for those that were given; and the dtype of the store.
 
     Parameters
@@ -31,9 +29,7 @@ def with_likeness(
     like
         The store, or a lone file.
     known
-        The names of the options that apply to its source and target.
-    choices
-        The values of an option, where its source does not take all.
+        The options that apply to its source and target.
     """
     if conversion.is_stream:
         raise ArgumentError(f"like={str(like)!r} is for batches, found a target of streams", options=["like"])
@@ -47,9 +43,9 @@ def with_likeness(
     taken = {
         name: value
         for name, value in found.items()
-        if name in known and getattr(conversion, name) is None and value in choices.get(name, (value,))
+        if name in known and getattr(conversion, name) is None and value in (known[name].choices or (value,))
     }
-    return replace(conversion, **taken), dtype
+    return conversion.changed(**taken), dtype
 
 
 class Likeness(NamedTuple):

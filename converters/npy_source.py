@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource, array_options, fitting_dtype
 from zb_hdf5.converters.batch_source import BatchSource
-from zb_hdf5.converters.options import CutOptions, Settings
+from zb_hdf5.converters.conversion import InputOptions
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.errors import ConvertError
@@ -148,7 +149,9 @@ class CutSource(DocumentSource):
     paths
         Files, and folders of them.
     options
-        The boundary token, its side, and the dtype.
+        The boundary token, its side, and the size of the vocabulary.
+    dtype
+        The dtype; "auto": the smaller one if the files or the size of the vocabulary prove it.
     kind
         The kind of the files.
     """
@@ -156,10 +159,10 @@ class CutSource(DocumentSource):
     tokenizer = ""
     has_ids = False
 
-    def __init__(self, paths: list[Path], options: CutOptions, kind: ArrayKind = NPY) -> None:
+    def __init__(self, paths: list[Path], options: InputOptions, dtype: str = "auto", kind: ArrayKind = NPY) -> None:
         self.paths = kind.expand(paths)
         self._boundary = options.boundary
-        self.boundary_token_id = options.boundary_token_id
+        self.boundary_token_id = options.boundary_token_id or 0
         self.vocab_size = options.vocab_size
         self._files = []
         for path in self.paths:
@@ -171,8 +174,8 @@ class CutSource(DocumentSource):
                 )
             self._files.append(ArrayAt(path, header))
         require_one_dtype([(file.path, file.dtype) for file in self._files], paths)
-        is_auto = options.dtype == "auto"
-        self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else options.dtype)
+        is_auto = dtype == "auto"
+        self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]
         self.groups = [
             DocumentGroup(number, group, size, size)
@@ -250,6 +253,6 @@ def open_arrays(paths: list[Path], settings: Settings, kind: ArrayKind = NPY) ->
 
 def open_cut(paths: list[Path], settings: Settings) -> CutSource:
     """Open files of arrays as documents, as a conversion asks."""
-    source = CutSource(paths, settings.of(CutOptions))
+    source = CutSource(paths, settings.input, settings.target.dtype)
     source.splits = told_splits(source, settings)
     return source

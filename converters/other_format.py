@@ -95,7 +95,7 @@ def _line(sources: Sequence[str | os.PathLike[str]], conversion: Conversion, opt
         options = {**options, "target": conversion.target}
     words = ["zb", "convert", *map(str, map(any_path, sources)), str(destination)]
     kind = kind_named(options["source_format"], conversion)
-    known = kind.options_of_any_target(conversion.is_stream) - {*options}
+    known = {*kind.options_of_any_target(conversion.is_stream)} - {*options}
     given = {name: getattr(conversion, name) for name in sorted(conversion.given & known)}
     for name, value in {**options, **given}.items():
         words += words_of_option(name, value)

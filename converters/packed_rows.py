@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import FormatError, StoreMeta
-from zb_hdf5.converters.options import RowOptions
+from zb_hdf5.converters.conversion import LayoutOptions
 from zb_hdf5.converters.packing import PACKINGS, Packing, packed_pieces
 from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, join_documents
 from zb_hdf5.documents.pieces import Pieces, concatenate, ranges
@@ -59,7 +59,7 @@ class PackedRows:
         folder: Path,
         number: int,
         meta: StoreMeta,
-        options: RowOptions,
+        options: LayoutOptions,
         pad_id: int,
     ) -> None:
         self.split = split

@@ -22,10 +22,10 @@ from zb_hdf5.converters.batch_source import (
     out_of_range,
     require_pad_id,
 )
-from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.conversion import WHOLE, InputOptions, LayoutOptions
 from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.converters.flat_source import without_documents
-from zb_hdf5.converters.options import BoundOptions, RowOptions, Settings, StreamOptions, Target
+from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.packed_rows import PackedRows
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import files_beside
@@ -44,7 +44,7 @@ from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.store.verify import require_digests
 
 #: A stream is read as it is stored.
-READ_AS_STORED: Final = StreamOptions()
+READ_AS_STORED: Final = InputOptions()
 
 
 class PackedSource(BatchSource):
@@ -63,9 +63,10 @@ class PackedSource(BatchSource):
         The packing, the shape and the shuffle.
     target
         The number or the size of the shards.
-    stream
-        How the stream is read: the stored dtype ("keep": that of the stream), the size of the vocabulary, and the ids
-        of files without a header.
+    read
+        How the stream is read: the size of the vocabulary, and the ids of files without a header.
+    dtype
+        The stored dtype; "keep": that of the stream.
     found
         The path as it was found; None: look at it now.
     description
@@ -85,9 +86,10 @@ class PackedSource(BatchSource):
         self,
         path: Path,
         folder: Path,
-        options: RowOptions,
+        options: LayoutOptions,
         target: Target,
-        stream: StreamOptions = READ_AS_STORED,
+        read: InputOptions = READ_AS_STORED,
+        dtype: str = "keep",
         *,
         found: Found | None = None,
         description: dict[str, Any] | None = None,
@@ -95,18 +97,18 @@ class PackedSource(BatchSource):
         counts: TokenCounts | None = None,
         require_memory: Callable[[PackedSource], None] = lambda source: None,
     ) -> None:
-        found = found or found_at(path, split=None, read_as=stream.read_as)
-        splits = [None] if stream.is_one else found.splits_there()
+        found = found or found_at(path, split=None, read_as=read.read_as)
+        splits = [None] if read.is_one_split else found.splits_there()
         stores = {split or DEFAULT_SPLIT: stream_of(found, split) for split in splits}
         store = next(iter(stores.values()))
         if not store.has_documents:
-            raise _no_documents(path, store, stream.read_as)
+            raise _no_documents(path, store, read.read_as)
         self._path = path
         self._checked = counts is not None
         self._has_digests = all(each.index.has_digests for each in stores.values())
         self._options = options
         document_count = sum(each.document_count for each in stores.values())
-        self.meta = _meta_of(store, document_count, options, stream)
+        self.meta = _meta_of(store, document_count, options, read.vocab_size, dtype)
         pad_id = options.pad_id
         if pad_id is None:
             pad_id = max(0, store.index.meta.boundary_token_id)
@@ -118,10 +120,10 @@ class PackedSource(BatchSource):
         self.reorders = options.shuffle
         how = {"packing": options.packing, "pad_id": pad_id}
         if description is None:
-            description = {"format": "stream", "files": [str(path)], **stream.described}
+            description = {"format": "stream", "files": [str(path)], **read.headerless}
         self.description = {**description, **how}
-        self._read_as = stream.read_as
-        self.suspects = stream.suspects
+        self._read_as = read.read_as
+        self.suspects = read.suspects
         self.counts = counts or TokenCounts(sum(each.num_tokens for each in stores.values()))
         self.num_batches = 0
         require_memory(self)
@@ -205,15 +207,15 @@ class PackedSource(BatchSource):
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
 
-def _meta_of(store: StoreCorpus, document_count: int, options: RowOptions, stream: StreamOptions) -> StoreMeta:
+def _meta_of(store: StoreCorpus, document_count: int, options: LayoutOptions, vocab_size: int, dtype: str) -> StoreMeta:
     """Return the shape, the dtype and the origin of the batches that are packed from the splits of a stream."""
     return StoreMeta(
-        batch_size=options.batch_size,
+        batch_size=options.batch_rows,
         seq_len=options.row_tokens,
-        dtype=store.dtype if stream.dtype == "keep" else stored_dtype(stream.dtype),
+        dtype=store.dtype if dtype == "keep" else stored_dtype(dtype),
         seed=options.seed if options.shuffle else 0,
         document_count=document_count,
-        vocab_size=stream.vocab_size or store.index.without_max_token().meta.vocab_size,
+        vocab_size=vocab_size or store.index.without_max_token().meta.vocab_size,
         tokenizer=store.meta.tokenizer,
         fields=store.meta.fields,
     )
@@ -240,18 +242,17 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     destination = settings.target.path
     part = settings.work.shard_range
     suffix = ".plan" if part == WHOLE else f".plan-{part.job}"
-    stream = settings.of(StreamOptions)
-    found = settings.looks.at(path, read_as=stream.read_as)
+    found = settings.looks.at(path, read_as=settings.input.read_as)
     if found.layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
-        options = settings.of(RowOptions)
         yield PackedSource(
             path,
             folder,
-            options,
+            settings.layout,
             settings.target,
-            stream,
+            settings.input,
+            settings.target.dtype,
             found=found,
             require_memory=partial(_require, settings),
         )
@@ -259,6 +260,6 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
 
 def _require(settings: Settings, source: PackedSource) -> None:
     """Raise `ArgumentError` if a source takes more memory than a conversion may."""
-    bound = settings.of(BoundOptions).memory
+    bound = settings.bound_bytes
     if bound is not None:
         source.memory.require(bound, settings.work.workers or 1)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.batch_source import TokenCounts
-from zb_hdf5.converters.options import Settings, SplitNames
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
@@ -199,7 +199,7 @@ def _last_held_out(source: DocumentSource, num_shards: int | None, most: int | N
 
 def told_splits(source: DocumentSource, settings: Settings) -> list[str]:
     """Return the split of each file of a source, as their names tell; [] where they tell one or none, or all is one."""
-    if settings.of(SplitNames).is_one or not source.groups:
+    if settings.input.is_one_split or not source.groups:
         return []
     count = 1 + max(group.file_number for group in source.groups)
     told = named_splits(source.paths[:count], settings.paths) if count <= len(source.paths) else []

@@ -24,7 +24,7 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.options import BoundOptions, LossOptions, Settings, ShuffleOptions, Target, TextOptions
+from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.plan import Plan, Source
 from zb_hdf5.converters.record_source import RecordSource, documents_told
@@ -89,10 +89,10 @@ def _with_plan(
         if engine is None:
             return None
         plan = plan or _planned(stack, open_source(), settings)
-        bound = settings.of(BoundOptions).memory
+        bound = settings.bound_bytes
         if bound is not None:
             _memory_of(plan, settings).require(bound, engine.workers_per_node)
-        threads = settings.of(TextOptions).threads or max(1, default_workers() // engine.workers_per_node)
+        threads = settings.work.threads or max(1, default_workers() // engine.workers_per_node)
         return act(plan, settings, Workers(engine, threads, shown))
 
 
@@ -104,7 +104,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
         source = CompletedSource(opened)
     target = settings.target
     if isinstance(source, BatchSource) and target.is_stream and _gives_documents(source, target):
-        left = DOCUMENTS_COLUMNS if settings.of(LossOptions).tokens_only else ()
+        left = DOCUMENTS_COLUMNS if target.tokens_only else ()
         source = RecordSource(source, [field for field in source.meta.fields if field.name not in left])
     if isinstance(source, BatchSource) and target.is_stream:
         raise ArgumentError(f"{source.paths[0]}: expected documents for a stream, found batches")
@@ -151,8 +151,8 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
     else:
         # records that are shuffled may be scattered first, by more processes than there are shards
         tasks = default_workers() if source.reorders else len(plan.tasks)
-        most = max(1, min(default_workers(), tasks, settings.of(ShuffleOptions).memory // WORKER_BYTES))
-    bound = settings.of(BoundOptions).memory
+        most = max(1, min(default_workers(), tasks, settings.shuffle_bytes // WORKER_BYTES))
+    bound = settings.bound_bytes
     if bound is None or asked is not None:
         return most
     return _memory_of(plan, settings).workers_within(bound, most)

@@ -11,23 +11,19 @@ from typing import Any, Final
 
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
-from zb_hdf5.converters.conversion import WHOLE, Conversion, ShardRange
-from zb_hdf5.converters.likeness import with_likeness
-from zb_hdf5.converters.options import (
-    ALWAYS,
-    CutOptions,
-    HeldOut,
-    LossOptions,
-    RowOptions,
-    Settings,
-    ShuffleOptions,
-    Target,
-    TargetOptions,
-    TextOptions,
+from zb_hdf5.converters.conversion import (
+    WHOLE,
+    Conversion,
+    InputOptions,
+    LayoutOptions,
+    OutputOptions,
+    ShardRange,
     WorkOptions,
-    defaults_of_all,
-    resolved_as,
+    options_of,
 )
+from zb_hdf5.converters.likeness import with_likeness
+from zb_hdf5.converters.option import Role, Taking
+from zb_hdf5.converters.options import Settings, Target, resolved_as
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
@@ -59,8 +55,8 @@ OTHER_SUFFIXES: Final = frozenset(
 )
 #: The format whose files of documents are named for a target.
 MEGATRON: Final = "megatron"
-#: The options of a source that is open already: which of them matter depends on it.
-_OF_OPEN_SOURCE = (RowOptions, HeldOut, TextOptions, CutOptions, ShuffleOptions, LossOptions)
+#: The roles of a source that is open already: which of their options matter depends on it.
+_OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.CUT, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)
 
 
 def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
@@ -80,15 +76,15 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     if target not in target_names():
         unknown = f"target must be one of auto, {', '.join(target_names())}, found {target!r}"
         raise noted(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
-    conversion = replace(conversion, destination=destination, target=target)
+    conversion = conversion.changed(destination=destination, target=target)
     conversion.require_possible()
     paths = _paths_of(conversion.source)
     if paths:
         return _of_paths(paths, conversion)
     source = conversion.source
     is_of_documents = not missing_members(source)
-    known = defaults_of_all((RowOptions, *ALWAYS) if is_of_documents else ALWAYS)
-    conversion, like = _likened(conversion, {*known}, {})
+    known = options_of((Role.ROWS, Role.ANY) if is_of_documents else (Role.ANY,))
+    conversion, like = _likened(conversion, known)
     settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents, SourcePaths())
     if is_of_documents:
         refuse_parts_of_rows(conversion, None)
@@ -104,10 +100,10 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)
-    conversion, like = _likened(conversion, {*kind.options_of(conversion.target)}, kind.choices)
-    conversion = replace(conversion, source_format=name)
-    is_local = bool(kind.rows) or conversion.target in document_targets()
-    settings = _settings(paths, conversion, (*kind.options, *kind.rows), like, is_local, looks)
+    conversion, like = _likened(conversion, kind.options_of(conversion.target))
+    conversion = conversion.changed(source_format=name)
+    is_local = kind.has_documents or conversion.target in document_targets()
+    settings = _settings(paths, conversion, kind.roles_as(is_stream=False), like, is_local, looks)
     if kind.is_staged:
         refuse_parts_of_rows(conversion, kind)
     return settings, lambda: kind.open(paths, settings)
@@ -120,30 +116,32 @@ def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(file for file in dict.fromkeys(found) if result not in (file, *file.parents))
 
 
-def _likened(
-    conversion: Conversion, known: set[str], choices: Mapping[str, tuple[str, ...]]
-) -> tuple[Conversion, tuple[Path, str] | None]:
+def _likened(conversion: Conversion, known: Mapping[str, Taking]) -> tuple[Conversion, tuple[Path, str] | None]:
     """Return a conversion with the options of its `like`, and that store, if the source has to give its dtype."""
     if conversion.like is None:
         return conversion, None
     store = any_path(conversion.like)
-    conversion, dtype = with_likeness(conversion, store, known, choices)
+    conversion, dtype = with_likeness(conversion, store, known)
     return conversion, (store, dtype) if conversion.dtype in (None, "keep") else None
 
 
 def _settings(
     paths: list[Path],
     conversion: Conversion,
-    classes: tuple[type, ...],
+    roles: Sequence[Role],
     like: tuple[Path, str] | None,
     is_of_documents: bool,
     looks: SourcePaths,
 ) -> Settings:
-    work = resolved_as(WorkOptions, conversion)
+    layout = resolved_as(LayoutOptions, roles, conversion)
+    work = resolved_as(WorkOptions, roles, conversion)
     return Settings(
         paths=paths,
-        options=tuple(resolved_as(each, conversion) for each in classes),
-        target=_target_of(conversion, is_of_documents),
+        source_format=conversion.source_format,
+        roles=roles,
+        input=resolved_as(InputOptions, roles, conversion),
+        layout=layout,
+        target=_target_of(conversion, resolved_as(OutputOptions, roles, conversion), layout, is_of_documents),
         work=replace(work, shard_range=ShardRange(*work.shard_range)),
         engine=conversion.engine,
         like=like,
@@ -164,9 +162,8 @@ def _paths_of(source: Any) -> list[Path]:
     return [named_by_prefix(any_path(each)) for each in source]
 
 
-def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
+def _target_of(conversion: Conversion, options: OutputOptions, layout: LayoutOptions, is_of_documents: bool) -> Target:
     """Return the target of a conversion; `ConvertError` or `ArgumentError` if its destination cannot be one."""
-    options = resolved_as(TargetOptions, conversion)
     destination: Path = conversion.destination
     if is_of_documents or conversion.live:
         destination = local_path(destination)
@@ -175,17 +172,14 @@ def _target_of(conversion: Conversion, is_of_documents: bool) -> Target:
         _require_whole_store(destination, conversion)
         path = staging_path(destination)
     _require_place(path)
+    cleaned = {"note": without_secrets(options.note), "codec": codec_named(options.codec)}
     return Target(
-        shards=options.shards,
-        shard_size=options.shard_size,
-        note=without_secrets(options.note),
-        codec=codec_named(options.codec),
-        live=options.live,
+        **{**vars(options), **cleaned},
         format=conversion.target,
         is_stream=conversion.is_stream,
         destination=destination,
         path=path,
-        is_one_file=_is_one_file(conversion, path),
+        is_one_file=_is_one_file(conversion, path, layout.holds_out),
         is_cut=conversion.shards is not None or conversion.shard_size is not None,
     )
 
@@ -209,7 +203,7 @@ def _require_place(path: Path) -> None:
         raise ArgumentError(f"{path}: has no name of its own; give the folder or file to write")
 
 
-def _is_one_file(conversion: Conversion, path: Path) -> bool:
+def _is_one_file(conversion: Conversion, path: Path, holds_out: bool) -> bool:
     """Return whether a destination is one file, and not a folder of shards."""
     others = _suffixes() | {each for row in known_formats().values() if row.writer for each in row.suffixes}
     if conversion.target in document_targets():
@@ -219,9 +213,8 @@ def _is_one_file(conversion: Conversion, path: Path) -> bool:
         return False
     else:
         suffix = FORMATS[conversion.target].suffix
-    held_out = bool(resolved_as(HeldOut, conversion))
     is_part = conversion.shard_range not in (None, WHOLE)
-    several = conversion.shards or conversion.shard_size or held_out or is_part
+    several = conversion.shards or conversion.shard_size or holds_out or is_part
     if path.suffix == suffix and several:
         raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
     _require_own_name(conversion, path, suffix, (others | OTHER_SUFFIXES) - {suffix})

@@ -1,41 +1,19 @@
 """The kinds of sources of a conversion: one row for each, with its options and its opener.
 
 A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
-`SOURCES`. Its command and its options follow from the row. Documents of other trainers have a row in
+`SOURCES`. Its command follows from the row, and its options from its roles. Documents of other trainers have a row in
 `FORMATS`, from which their row here follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
-from zb_hdf5.converters.conversion import STREAM, Conversion
-from zb_hdf5.converters.options import (
-    ALWAYS,
-    AnyHDF5Options,
-    ArrayOptions,
-    BoundOptions,
-    CutOptions,
-    DatasetOptions,
-    FlatOptions,
-    ForeignOptions,
-    FormatOptions,
-    HeldOut,
-    InWords,
-    KeptOptions,
-    LossOptions,
-    RowOptions,
-    ShuffleOptions,
-    SplitNames,
-    StoreOptions,
-    StreamOptions,
-    TextOptions,
-    defaults_of_all,
-)
+from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, options_of
+from zb_hdf5.converters.option import Pair, Role, Taking, is_staged
 from zb_hdf5.errors import ArgumentError, FormatError, ZbError
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.look import Look
@@ -60,11 +38,6 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.source_paths import SourcePaths
     from zb_hdf5.formats.format import Found
 
-#: The options by which records become batches.
-_OF_BATCHES: Final = ("batch_size", "remainder", "pad_id", "shuffle", "memory", "shuffle_method")
-#: The dtypes of new tokens.
-_NEW_DTYPES: Final = {"dtype": ("auto", "uint32", "uint16")}
-
 
 @dataclass(frozen=True)
 class SourceKind:
@@ -79,85 +52,68 @@ class SourceKind:
     opener
         "module:name" of a function of (paths, settings), which returns a `BatchSource` or a `DocumentSource`, or a
         context manager of one.
-    options
-        Classes of options: it takes them all.
-    rows
-        More of them, of documents that become rows.
+    roles
+        Its roles in a conversion: it takes the options of all.
+    ids_options
+        Those of the options of `Role.IDS` that it takes.
     note
         More text in the help.
     several
         Whether it takes several paths.
     urls
         Whether it takes a URL.
-    required
-        The option that has to be given; "": none.
-    choices
-        The values of an option, where it does not take all.
-    hidden
-        Options of its classes that it does not take.
     suffixes
         Those of its files, by which they are found.
-    drops_fields
-        Whether its fields may be left behind by any target, also by one that holds them.
     """
 
     noun: str
     example: str
     opener: str
-    options: tuple[type, ...]
-    rows: tuple[type, ...] = ()
+    roles: tuple[Role, ...]
+    ids_options: tuple[str, ...] = ()
     note: str = ""
     several: bool = False
     urls: bool = False
-    required: str = ""
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
-    drops_fields: bool = False
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether it tells documents apart, which become rows, or are kept."""
+        return Role.DOCUMENTS in self.roles
 
     @property
     def is_staged(self) -> bool:
         """Whether its documents become a stream before they become rows, which are cut from the whole stream."""
-        return bool(self.rows) and self.several
+        return is_staged(self.roles)
 
-    def options_of(self, target: str) -> dict[str, Any]:
-        """Return the options that apply to a target, and their defaults."""
-        row = batch_format(target)
-        is_of_trainer = target in document_targets()
-        is_stream = target == STREAM or is_of_trainer
-        found = self._all_options(is_stream)
-        if row is not None and row.default_dtype != "auto" and isinstance(found.get("dtype"), InWords):
-            found["dtype"] = InWords(row.default_dtype)
-        are_documents = is_of_trainer and ShuffleOptions in self.options and StoreOptions not in self.options
-        takes_files_whole = is_stream and KeptOptions in self.options  # where no documents are told apart
-        absent = {
-            "codec": is_of_trainer or (row is not None and row.tokens_only),
-            "live": row is None or row.tokens_only or bool(self.rows),
-            "val_fraction": row is not None and not row.holds_batches,
-            "note": is_of_trainer or (row is not None and not row.holds_batches),
-            "memory": is_of_trainer and BoundOptions in self.options and not format_named(target).is_flat,
-            "tokens_only": not (self.drops_fields or is_of_trainer or takes_files_whole)
-            and (row is None or not row.tokens_only),
-            "shard_size": self.is_staged,
-            "shard_range": self.is_staged and not is_stream and "layout" not in found,
+    def roles_as(self, is_stream: bool) -> tuple[Role, ...]:
+        """Return its roles for batches, or for a stream."""
+        rows = (Role.ROWS,) if self.has_documents else ()
+        return (*self.roles, *(() if is_stream else (*rows, Role.BATCHES)), Role.ANY)
+
+    def options_of(self, target: str) -> dict[str, Taking]:
+        """Return the options that apply to a target, and how it takes each."""
+        pair = Pair(self.roles, target)
+        found = self.options_of_any_target(pair.is_stream)
+        dtype = found.get("dtype")
+        if dtype is not None and dtype.default == "auto" and pair.default_dtype != "auto":
+            found["dtype"] = dtype._replace(words=pair.default_dtype)
+        return {name: taking for name, taking in found.items() if OPTIONS[name].applies(pair)}
+
+    def options_of_any_target(self, is_stream: bool) -> dict[str, Taking]:
+        """Return the options that apply to some target; a target refuses those that it lacks."""
+        found = options_of(self.roles_as(is_stream))
+        is_narrowed = Role.IDS in self.roles
+        return {
+            name: taking
+            for name, taking in found.items()
+            if not is_narrowed or Role.IDS not in taking.roles or name in self.ids_options
         }
-        if are_documents:  # each record is one: they are neither joined nor shuffled
-            absent |= dict.fromkeys(_OF_BATCHES, True)
-        return {name: default for name, default in found.items() if not absent.get(name)}
-
-    def options_of_any_target(self, is_stream: bool) -> set[str]:
-        """Return the names of the options that apply to some target; a target refuses what it lacks."""
-        return {*self._all_options(is_stream)}
 
     def row_options(self) -> set[str]:
         """Return the names of the options that apply to rows only."""
-        return {*defaults_of_all(self.rows)} | {"like"}
-
-    def _all_options(self, is_stream: bool) -> dict[str, Any]:
-        like = {} if is_stream else {"like": InWords("")}
-        rows = () if is_stream else self.rows
-        found = {**like, **defaults_of_all((*self.options, *rows, *ALWAYS))}
-        return {name: default for name, default in found.items() if name not in self.hidden}
+        rows = (Role.ROWS,) if self.has_documents else ()
+        return {*options_of((*rows, Role.BATCHES))}
 
     def open(self, paths: list[Path], settings: Any) -> Any:
         """Open the source."""
@@ -170,17 +126,15 @@ def _text(name: str) -> SourceKind:
         noun=kind.noun,
         example=f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
         opener="zb_hdf5.converters.text_source:open_text",
-        options=(TextOptions, SplitNames, HeldOut, LossOptions),
-        rows=(RowOptions,),
+        roles=(
+            *(Role.DOCUMENTS, Role.HELD_OUT, Role.TEXTS),
+            *((Role.COLUMNS,) if kind.has_columns else ()),
+            *((Role.LINES,) if kind.has_lines else ()),
+        ),
         note=f"{kind.documents} Documents are tokenized, packed into rows of --seq-len tokens, and the rows are "
         "shuffled once, which needs as much disk again as the store meanwhile; or, with --layout stream, kept as they "
         "are, one after the other. A folder stands for all such files in and below it.",
         several=True,
-        required="tokenizer",
-        hidden=(
-            *(() if kind.has_columns else ("text_column", "id_column", "metadata_columns")),
-            *(() if kind.has_lines else ("max_line",)),
-        ),
         suffixes=kind.suffixes,
     )
 
@@ -191,20 +145,16 @@ SOURCES: Final[dict[str, SourceKind]] = {
         noun=".npy files of tokens",
         example="tokens/ {target} \\\n           --batch-size 32 --shards 4",
         opener="zb_hdf5.converters.npy_source:open_arrays",
-        options=(ArrayOptions, ShuffleOptions, SplitNames, HeldOut),
+        roles=(Role.ARRAYS,),
         several=True,
-        choices=_NEW_DTYPES,
-        hidden=("val_last_shard",),
         suffixes=(".npy",),
     ),
     STREAM: SourceKind(
         noun="a token stream of documents",
         example="stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
         opener="zb_hdf5.converters.packed_source:open_packed",
-        options=(StreamOptions, LossOptions, BoundOptions),
-        rows=(RowOptions,),
+        roles=(Role.DOCUMENTS, Role.STREAM, Role.HEADERLESS),
         note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
-        choices={"dtype": ("keep", "uint32")},
     ),
     **{name: _text(name) for name in FILE_KINDS},
 }
@@ -213,25 +163,19 @@ CUT: Final = SourceKind(
     noun="1-D .npy files",
     example="tokens/ stream --boundary-token-id 50256",
     opener="zb_hdf5.converters.npy_source:open_cut",
-    options=(CutOptions, SplitNames, LossOptions),
-    rows=(RowOptions,),
+    roles=(Role.DOCUMENTS, Role.CUT),
     note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
     several=True,
-    required="boundary_token_id",
-    choices=_NEW_DTYPES,
 )
 #: Datasets of other programs: another way to read the files of "hdf5".
 FOREIGN: Final = SourceKind(
     noun="HDF5 files of other programs",
     example="",
     opener="zb_hdf5.converters.foreign_source:open_foreign",
-    options=(ForeignOptions, ShuffleOptions, SplitNames, HeldOut, DatasetOptions, LossOptions),
+    roles=(Role.ARRAYS, Role.FOREIGN),
     several=True,
     urls=True,
-    choices=_NEW_DTYPES,
-    hidden=("val_last_shard",),
-    drops_fields=True,
 )
 #: The format of which there are stores, and files of other programs; those of them that hold documents.
 _HDF5: Final = "hdf5"
@@ -246,18 +190,15 @@ FLAT: Final = SourceKind(
     noun="token files without documents",
     example="train.bin {target}",
     opener="zb_hdf5.converters.flat_source:open_flat",
-    options=(ArrayOptions, ShuffleOptions, SplitNames, HeldOut, FlatOptions),
+    roles=(Role.ARRAYS, Role.HEADERLESS),
     several=True,
-    choices=_NEW_DTYPES,
-    hidden=("val_last_shard",),
 )
 #: Token streams whose documents are kept: those of `STREAM` and of every format that is read in place.
 KEPT: Final = SourceKind(
     noun="token streams of documents",
     example="stream {target}",
     opener="zb_hdf5.converters.stream_source:open_kept",
-    options=(KeptOptions, HeldOut, LossOptions, BoundOptions),
-    rows=(RowOptions,),
+    roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.KEPT, Role.HEADERLESS),
     several=True,
 )
 
@@ -321,9 +262,8 @@ def _store(row: FormatRow) -> SourceKind:
         noun=noun,
         example=f"{example} {{target}}",
         opener="zb_hdf5.converters.store_source:open_stores",
-        options=(StoreOptions,) if row.tokens_only else (StoreOptions, DatasetOptions, LossOptions),
+        roles=(Role.STORES,) if row.tokens_only else (Role.FOREIGN, Role.STORES),
         urls=True,
-        choices={"dtype": ("keep", "uint32", "uint16"), "remainder": ("drop", "error")},
     )
 
 
@@ -332,27 +272,21 @@ def _any_hdf5(store: SourceKind) -> SourceKind:
     return replace(
         store,
         example=f"{store.example}\n         zb convert {{name}} their-h5/ theirs --dataset tokens",
-        options=(*FOREIGN.options, *store.options, AnyHDF5Options),
+        roles=(Role.ARRAYS, Role.FOREIGN, Role.STORES, Role.ANY_HDF5),
         note="Files of other programs, and folders of them, are shuffled like arrays: a dataset of one axis is a "
         "stream, one of two axes has records, one of three batches.",
         several=True,
-        choices={},
-        hidden=FOREIGN.hidden,
-        drops_fields=True,
     )
 
 
 def _of_trainer(row: FormatRow) -> SourceKind:
-    options = {each.name for each in fields(FormatOptions)}
     return SourceKind(
         noun=row.noun,
         example="",
         opener="zb_hdf5.converters.trainer_source:open_trainer_documents",
-        options=(FormatOptions, SplitNames, LossOptions, HeldOut),
-        rows=(RowOptions,),
+        roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.IDS),
+        ids_options=row.options,
         several=True,
-        choices=_NEW_DTYPES,
-        hidden=tuple(options - {"source_format", *row.options}),
         suffixes=row.suffixes,
     )
 
@@ -556,15 +490,15 @@ def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
     return folder.is_dir() and bool(listed(folder, *suffixes).names)
 
 
-def _lacks_required(path: Path, kind: SourceKind) -> ArgumentError:
-    """Return the error of a source without the option that it needs."""
+def _lacks_required(path: Path, kind: SourceKind, name: str) -> ArgumentError:
+    """Return the error of a source without an option that it needs."""
     from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
 
     with Look(path) as look:
         words = way_of_rows(look) if kind.suffixes else ""
-    maker = ", which 'zb tokenizer train' makes of text" if kind.required == "tokenizer" else ""
+    maker = ", which 'zb tokenizer train' makes of text" if name == "tokenizer" else ""
     more = f"; {words}" if words else ""
-    return ArgumentError(f"{path}: {kind.noun} need {kind.required}{maker}{more}", options=[kind.required])
+    return ArgumentError(f"{path}: {kind.noun} need {name}{maker}{more}", options=[name])
 
 
 def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
@@ -580,16 +514,13 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
         facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
         raise _unused(facts, kind, conversion, unknown)
     refused_later = {"shard_range"} if kind.is_staged else set()
-    unknown = sorted(conversion.given - {*kind.options_of(conversion.target)} - refused_later)
+    takings = kind.options_of(conversion.target)
+    unknown = sorted(conversion.given - {*takings} - refused_later)
     if unknown:
         does = "do" if len(unknown) > 1 else "does"
         facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
         raise _unused(facts, kind, conversion, unknown)
-    for name, choices in kind.choices.items():
-        if (value := getattr(conversion, name)) not in (None, *choices):
-            raise ArgumentError(f"{path}: {name} must be one of {', '.join(choices)}, found {value!r}", options=[name])
-    if kind.required and getattr(conversion, kind.required) is None:
-        raise _lacks_required(path, kind)
+    _require_taken(path, kind, conversion, takings)
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(
@@ -602,9 +533,21 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
             )
 
 
+def _require_taken(path: Path, kind: SourceKind, conversion: Conversion, takings: dict[str, Taking]) -> None:
+    """Raise `ArgumentError` for values that this source does not take, and if it lacks one that it needs."""
+    for name, taking in takings.items():
+        value = getattr(conversion, name)
+        if taking.choices and value not in (None, *taking.choices):
+            words = ", ".join(taking.choices)
+            raise ArgumentError(f"{path}: {name} must be one of {words}, found {value!r}", options=[name])
+    for name, taking in takings.items():
+        if taking.required and getattr(conversion, name) is None:
+            raise _lacks_required(path, kind, name)
+
+
 def _possible(kind: SourceKind, conversion: Conversion) -> set[str]:
     """Return the names of the options that apply to batches, or to a stream, of any format."""
-    known = kind.options_of_any_target(conversion.is_stream)
+    known = {*kind.options_of_any_target(conversion.is_stream)}
     draws = not conversion.is_stream or conversion.val_fraction
     return known if draws else known - {"seed"}
 
@@ -623,5 +566,5 @@ def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[st
 def _owners(names: list[str]) -> str:
     """Return the kinds of sources that take all of these options, in words."""
     kinds = {**sources(), _HDF5: _store(FORMATS[_HDF5]), f"{_HDF5} of other programs": FOREIGN}
-    owners = [name for name, kind in kinds.items() if {*names} <= kind.options_of_any_target(is_stream=False)]
+    owners = [name for name, kind in kinds.items() if {*names} <= {*kind.options_of_any_target(is_stream=False)}]
     return ", ".join(owners) or "other conversions"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.converters.array_source import ArraySource
 from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts
-from zb_hdf5.converters.options import Settings, SplitNames, Target
+from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.named_splits import named_splits, train_first
@@ -180,7 +180,7 @@ def arrays_of_splits(
         Those of an `ArraySource`.
     """
     told: list[str] = []
-    if not settings.of(SplitNames).is_one:
+    if not settings.input.is_one_split:
         told = named_splits(paths, settings.paths)
     splits = train_first(told)
     if len(splits) > 1:

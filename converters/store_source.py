@@ -10,14 +10,15 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_corpus
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
-from zb_hdf5.converters.options import DatasetOptions, Settings, StoreOptions
+from zb_hdf5.converters.conversion import DEFAULT_BATCH_SIZE
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -34,7 +35,6 @@ from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.store.verify import require_digests
 
 #: Records of a batch that is cut from a stream.
-DEFAULT_BATCH_SIZE: Final = 32
 
 
 class _Range(NamedTuple):
@@ -279,20 +279,20 @@ def _opened(found: Found, windows: tuple[int, int] | None) -> Batches:
 def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
     """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
     path = paths[0]
-    options = settings.of(StoreOptions)
-    read_as = settings.of(DatasetOptions).read_as
+    options = settings.layout
+    read_as = settings.input.read_as
     is_relaid = options.batch_size is not None or options.seq_len is not None
     windows = None
-    found = settings.looks.at(path, backend=options.source_format, read_as=read_as)
+    found = settings.looks.at(path, backend=settings.source_format, read_as=read_as)
     if found.layout == STREAM_LAYOUT:
         if options.seq_len is None:
             raise ArgumentError(f"{path}: is a token stream: pass seq_len, the tokens of a record", options=["seq_len"])
         windows = (options.batch_size or DEFAULT_BATCH_SIZE, options.seq_len)
     source = StoreSource(
         path,
-        options.source_format,
+        settings.source_format,
         read_as=read_as,
-        dtype=options.dtype,
+        dtype=settings.target.dtype,
         windows=windows,
         found=found,
     )
@@ -302,7 +302,7 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
             raise ConvertError(f"{path}: {dropped:,} tokens do not fill a batch", remedy=Remedy.DROP_REMAINDER)
     elif is_relaid:
         source.lay_out(options.batch_size, options.seq_len, options.remainder or "drop")
-    elif options.remainder is not None:
+    elif options.remainder:
         raise ArgumentError(
             f"{path}: remainder: without batch_size or seq_len no record is left over",
             options=["remainder", "batch_size", "seq_len"],

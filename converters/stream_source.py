@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
-from zb_hdf5.converters.conversion import STREAM
+from zb_hdf5.converters.conversion import STREAM, InputOptions
 from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
-from zb_hdf5.converters.options import BoundOptions, KeptOptions, LossOptions, Settings
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
@@ -126,7 +126,9 @@ class StreamSource(DocumentSource):
     at_paths
         The streams by their paths: files, folders and stores.
     options
-        The dtype, the size of the vocabulary, and the token at the end of each document.
+        The size of the vocabulary, the token at the end of each document, and how the files are read.
+    dtype
+        The stored dtype; "auto": uint16 if the size of the vocabulary proves it, else that of the streams.
     in_pieces
         Documents are not told apart: the groups are pieces of the files.
     read_tokens
@@ -136,7 +138,8 @@ class StreamSource(DocumentSource):
     def __init__(
         self,
         at_paths: Mapping[Path, Found],
-        options: KeptOptions,
+        options: InputOptions,
+        dtype: str = "auto",
         *,
         in_pieces: bool = False,
         read_tokens: int | None = None,
@@ -148,7 +151,7 @@ class StreamSource(DocumentSource):
         self._streams = {
             (path, split): _opened(found, split)
             for path, found in at_paths.items()
-            for split in ([None] if options.is_one else found.splits_there())
+            for split in ([None] if options.is_one_split else found.splits_there())
         }
         self._files = [
             StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
@@ -160,14 +163,14 @@ class StreamSource(DocumentSource):
         self.has_shards = all(isinstance(found, FoundStore) for found in at_paths.values())
         self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
-        if len(paths) > 1 and not options.is_one:
+        if len(paths) > 1 and not options.is_one_split:
             in_store = {path for path, found in at_paths.items() if isinstance(found, FoundStore)}
             is_lone = [path not in in_store for (path, _), stream in self._streams.items() for _ in stream.files]
             self.splits = _splits_of(self._files, is_lone, paths)
         self.num_tokens = sum(stream.num_tokens for stream in self._streams.values())
         largest = [stream.max_token for stream in self._streams.values()]
         self.max_token = None if None in largest else max(each or 0 for each in largest)
-        self._take_facts(options)
+        self._take_facts(options, dtype)
         self._take_documents()
         self.groups = [
             DocumentGroup(number, group, size, size)
@@ -179,7 +182,7 @@ class StreamSource(DocumentSource):
             "format": STREAM if flat_format(backend) is None else backend,
             "files": [str(path) for path in paths],
             "boundary_token_id": self.boundary_token_id,
-            **options.described,
+            **options.headerless,
         }
         self.suspects = options.suspects
         self.identity = {
@@ -188,7 +191,7 @@ class StreamSource(DocumentSource):
             "vocab_size": self.vocab_size,
         }
 
-    def _take_facts(self, options: KeptOptions) -> None:
+    def _take_facts(self, options: InputOptions, dtype: str) -> None:
         """Take over the facts of the tokens, which all streams have in common."""
         streams = self._streams.values()
         metas = [stream.index.without_max_token().meta for stream in streams]
@@ -204,9 +207,9 @@ class StreamSource(DocumentSource):
             )
         self._named_boundary = named if stored == NO_BOUNDARY else None
         self.boundary_token_id = named if stored == NO_BOUNDARY else stored
-        is_small = options.dtype == "auto" and 0 < options.vocab_size <= 1 << 16
-        if options.dtype in ("uint16", "uint32"):
-            self.dtype = stored_dtype(options.dtype)
+        is_small = dtype == "auto" and 0 < options.vocab_size <= 1 << 16
+        if dtype in ("uint16", "uint32"):
+            self.dtype = stored_dtype(dtype)
         elif is_small:
             self.dtype = stored_dtype("uint16")
         else:
@@ -336,9 +339,9 @@ def _opened(found: Found, split: str | None) -> StoreCorpus:
         return stream_of(found, split)
 
 
-def _backend(options: KeptOptions) -> str:
+def _backend(settings: Settings) -> str:
     """Return the format that is asked for; "auto" of a stream of ours."""
-    return options.source_format if flat_format(options.source_format) is not None else "auto"
+    return settings.source_format if flat_format(settings.source_format) is not None else "auto"
 
 
 def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list[int]:
@@ -414,19 +417,20 @@ def require_no_unfit(path: Path, meta: StoreMeta) -> None:
 
 def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
-    options = settings.of(KeptOptions)
-    is_bounded = settings.of(BoundOptions).memory is not None
+    options = settings.input
+    tokens_only = settings.target.tokens_only
+    is_bounded = settings.bound_bytes is not None
     require_named_once(paths, "documents")
-    looks = settings.looks
-    at_paths = {path: looks.at(path, backend=_backend(options), read_as=options.read_as) for path in paths}
+    backend = _backend(settings)
+    at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
     streams = [stream_of(found, None) for found in at_paths.values()]
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
-        if not settings.of(LossOptions).tokens_only:
+        if not tokens_only:
             require_no_unfit(stream.path, stream.index.meta)
     if unknown and options.boundary_token_id is not None:
-        found = flat_files_at(paths, _backend(options), options, looks)
+        found = flat_files_at(paths, backend, settings)
         if found is not None:
             if is_bounded:
                 raise ArgumentError(
@@ -434,10 +438,10 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
                     "convert to a stream first",
                     options=["memory"],
                 )
-            return cut_flat(found, options, settings)
+            return cut_flat(found, settings)
     row = row_named(settings.target.format)
     holds_documents = row is None or row.holds_documents or row.holds_batches
-    if unknown and holds_documents and not settings.of(LossOptions).tokens_only:
+    if unknown and holds_documents and not tokens_only:
         raise ArgumentError(
             f"{unknown[0].path}: tells no documents apart{without_documents(unknown[0])}: pass boundary_token_id, the "
             "token between them, or tokens_only to take each file as one document",
@@ -445,4 +449,4 @@ def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
         )
     in_pieces = bool(unknown) and not holds_documents
     read_tokens = BOUNDED_TOKENS if is_bounded else None
-    return StreamSource(at_paths, options, in_pieces=in_pieces, read_tokens=read_tokens)
+    return StreamSource(at_paths, options, settings.target.dtype, in_pieces=in_pieces, read_tokens=read_tokens)

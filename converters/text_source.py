@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, FormatError
-from zb_hdf5.converters.options import Settings, TextOptions
+from zb_hdf5.converters.conversion import InputOptions
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.spec import stored_dtype
@@ -145,8 +146,8 @@ class TextSource(DocumentSource):
 
 def open_text(paths: list[Path], settings: Settings) -> TextSource:
     """Open files of text as a conversion asks."""
-    options = settings.of(TextOptions)
-    kind = options.source_format
+    options = settings.input
+    kind = settings.source_format
     files = open_documents(
         paths, kind, options.text_column, options.id_column, options.metadata_columns, options.max_line
     )
@@ -157,7 +158,7 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     return source
 
 
-def _recipe(options: TextOptions) -> Recipe:
+def _recipe(options: InputOptions) -> Recipe:
     """Return the recipe of a conversion; `ArgumentError` if the tokenizer has no boundary token, and none is named."""
     if options.no_boundary:
         return Recipe(options.tokenizer, None, options.max_document_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zb_hdf5.converters.options import FormatOptions, Settings
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.store.format_list import format_named, package_of, rows_format
@@ -13,11 +13,10 @@ from zb_hdf5.trainers.guards import GuardedSource
 
 def open_trainer_documents(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open files by the code of their format, which gets those of the options that its row names."""
-    options = settings.of(FormatOptions)
-    name = options.source_format
+    name = settings.source_format
     row = format_named(name)
     package = package_of(name)
-    chosen = {option: getattr(options, option) for option in row.options}
+    chosen = {option: settings.option(option) for option in row.options}
     source = rows_format(row).documents(paths, **chosen)
     opened = GuardedSource(source, package, name) if package else source
     opened.splits = opened.splits or told_splits(opened, settings)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from zb_hdf5 import ArgumentError, ShardIndex
+from zb_hdf5.converters.conversion import WorkOptions
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.journal import how_to_go_on
-from zb_hdf5.converters.options import WorkOptions
 from zb_hdf5.errors import ExistsError, Remedy
 from zb_hdf5.files.objects import Version, delete_objects, list_objects, object_version, put_object
 from zb_hdf5.files.paths import RemotePath, any_path

@@ -17,7 +17,7 @@ from zb_hdf5 import ConvertError, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_plan import plan_of_batches
 from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, read_groups, require_pad_id
 from zb_hdf5.converters.batch_target import SHARDS
-from zb_hdf5.converters.conversion import WHOLE
+from zb_hdf5.converters.conversion import WHOLE, LayoutOptions, WorkOptions
 from zb_hdf5.converters.disk_room import require_room
 from zb_hdf5.converters.engines import Engine, Workers
 from zb_hdf5.converters.journal import (
@@ -30,7 +30,7 @@ from zb_hdf5.converters.journal import (
     refuse_interrupted,
     require_unchanged,
 )
-from zb_hdf5.converters.options import HeldOut, RowOptions, Settings, ShuffleOptions, WorkOptions
+from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, write_task
 from zb_hdf5.converters.reports import Done, Report
@@ -214,9 +214,9 @@ def _readable(
         return
     shuffle = NOTHING_LEFT
     if tasks:
-        how = settings.of(ShuffleOptions)
+        method = settings.work.shuffle_method
         cuts = [(part.start, part.stop) for part in (cast(BatchRange, task.part) for task in tasks)]
-        shuffle = choose_shuffle(source, how.shuffle_method, cuts, how.memory, workers.engine.workers_per_node)
+        shuffle = choose_shuffle(source, method, cuts, settings.shuffle_bytes, workers.engine.workers_per_node)
     require_room(folder, num_bytes + shuffle.temp_bytes, plan.inodes)
     with scattered(source, shuffle, path, workers) as readable:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
@@ -325,7 +325,7 @@ def _write_rows(plan: Plan, source: DocumentSource, settings: Settings, workers:
     """Pack and shuffle documents, whose tokens are staged meanwhile."""
     destination = settings.target.path
     work = settings.work
-    options = settings.of(RowOptions).of_records(source.record_tokens, source.paths[0])
+    options = settings.layout.of_records(source.record_tokens, source.paths[0])
     require_pad_id_of(source, options)  # now, and not after hours of tokenizing
     if not work.force:
         refuse_existing(destination)
@@ -356,18 +356,18 @@ def _write_rows(plan: Plan, source: DocumentSource, settings: Settings, workers:
     )
 
 
-def require_pad_id_of(source: DocumentSource, options: RowOptions) -> None:
+def require_pad_id_of(source: DocumentSource, options: LayoutOptions) -> None:
     """Raise `ArgumentError` if the tokens of a source cannot have that of the padding beside them."""
     pad_id = options.pad_id
     if pad_id is None:
         pad_id = source.boundary_token_id or 0
-    meta = StoreMeta(options.batch_size, options.row_tokens, source.dtype, vocab_size=source.vocab_size)
+    meta = StoreMeta(options.batch_rows, options.row_tokens, source.dtype, vocab_size=source.vocab_size)
     require_pad_id(pad_id, meta)
 
 
 def _described(plan: Plan, settings: Settings) -> dict[str, Any]:
     """Return the `source` entry of a store of rows."""
-    val_fraction = settings.of(HeldOut).val_fraction
+    val_fraction = settings.layout.val_fraction
     if not val_fraction:
         return plan.description
-    return {**plan.description, "val_fraction": val_fraction, "val_seed": settings.of(RowOptions).seed}
+    return {**plan.description, "val_fraction": val_fraction, "val_seed": settings.layout.seed}

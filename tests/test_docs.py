@@ -23,7 +23,7 @@ from processes import PROGRAMS
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters import options
+from zb_hdf5.converters import conversion
 from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files import objects
@@ -557,11 +557,11 @@ def test_each_array_on_the_pages_has_as_many_jobs_as_parts():
 
 #: A count in prose -> its value in the code: of every page that has the words.
 COUNTS = {
-    r"would be over (\d+); of a stream": options.MOST_SHARDS,
-    r"source file, or of several where these are over (\d+)": options.MOST_SHARDS,
-    r"By default 1 GiB each, and (\d+) at most": options.MOST_SHARDS,
-    r"By default a shard has (\d+) GiB": options.DEFAULT_SHARD_BYTES >> 30,
-    r"By default (\d+) GiB each, and 500 at most": options.DEFAULT_SHARD_BYTES >> 30,
+    r"would be over (\d+); of a stream": conversion.MOST_SHARDS,
+    r"source file, or of several where these are over (\d+)": conversion.MOST_SHARDS,
+    r"By default 1 GiB each, and (\d+) at most": conversion.MOST_SHARDS,
+    r"By default a shard has (\d+) GiB": conversion.DEFAULT_SHARD_BYTES >> 30,
+    r"By default (\d+) GiB each, and 500 at most": conversion.DEFAULT_SHARD_BYTES >> 30,
     r"raise the bound of (\d+) MiB": BOUND_BYTES >> 20,
     r"All attempts together end within (\d+) seconds": objects.LIMIT_S,
     r"slow or away for (\d+) seconds": objects.LIMIT_S,

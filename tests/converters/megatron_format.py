@@ -1,13 +1,12 @@
 """Another trainer's documents: Megatron-LM's `.bin` with the ids and `.idx` with the documents, as a source."""
 
 import struct
-from dataclasses import dataclass
 
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.converters.npy_source import ArrayKind
-from zb_hdf5.converters.options import HeldOut, RowOptions, off
+from zb_hdf5.converters.option import Role
 from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
@@ -89,24 +88,17 @@ class MegatronSource(DocumentSource):
             yield Encoded(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
 
 
-@dataclass(frozen=True)
-class MegatronOptions:
-    """The options of such files: the size of the vocabulary, which the command takes as --vocab-size."""
-
-    vocab_size: int = off(0)
-
-
 def open_megatron(paths, settings):
     files = ArrayKind("megatron", ".bin", Megatron).expand(paths)
-    return MegatronSource(files, settings.of(MegatronOptions).vocab_size)
+    return MegatronSource(files, settings.input.vocab_size)
 
 
 SOURCE = SourceKind(
     noun="Megatron-LM files",
     example="corpus.bin {target}",
     opener=f"{__name__}:open_megatron",
-    options=(MegatronOptions, HeldOut),
-    rows=(RowOptions,),
+    roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.IDS),
+    ids_options=("vocab_size",),
     several=True,
     suffixes=(".bin",),
 )

@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion
 from zb_hdf5.converters.engines import CountedWork, noted_work
 from zb_hdf5.converters.merge import merge_parts
-from zb_hdf5.converters.options import ArrayOptions, ShuffleOptions
 from zb_hdf5.converters.settings import resolved
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
@@ -133,7 +131,7 @@ def test_a_process_that_waits_for_another_sees_its_progress_by_a_note(tmp_path):
 def test_the_parameters_of_convert_are_the_options_with_their_defaults_and_all_are_documented():
     parameters = inspect.signature(convert).parameters
     named = [name for name in parameters if name != "unknown"]
-    assert named == [each.name for each in fields(Conversion)]
+    assert named == ["source", "target", "destination", "source_format", *OPTIONS, "progress", "engine"]
     assert {parameters[name].default for name in OPTIONS} == {None}
     documented = re.search(r"Parameters\n    -+\n(.*?)\n    Returns\n", convert.__doc__, re.DOTALL)[1]
     assert re.findall(r"^    ([\w*]+)$", documented, re.MULTILINE) == [*named, "**unknown"]
@@ -177,15 +175,10 @@ def test_the_library_names_options_and_the_command_their_flags(tokens, tmp_path,
 
 def test_settings_have_a_value_for_each_option_that_has_a_default(tokens, tmp_path):
     settings, _ = resolved(Conversion(tokens, "hdf5", tmp_path / "out", batch_size=4, resume=False))
-    arrays = settings.of(ArrayOptions)
-    assert (arrays.batch_size, arrays.seed, arrays.shuffle, arrays.remainder, arrays.vocab_size) == (
-        4,
-        42,
-        True,
-        "drop",
-        0,
-    )
-    assert settings.of(ShuffleOptions) == ShuffleOptions(memory=2 << 30, shuffle_method="auto")
+    layout = settings.layout
+    assert (layout.batch_size, layout.seed, layout.shuffle, layout.remainder) == (4, 42, True, "drop")
+    assert (settings.input.vocab_size, settings.target.dtype) == (0, "auto")
+    assert (settings.work.memory, settings.work.shuffle_method, settings.bound_bytes) == (2 << 30, "auto", None)
     assert (settings.work.shard_range, settings.work.resume, settings.work.executor) == (WHOLE, False, "local")
     assert (settings.target.is_one_file, settings.target.codec, settings.target.is_cut) == (False, "none", False)
     assert resolved(Conversion(tokens, "hdf5", tmp_path / "out.h5"))[0].target.is_one_file

@@ -29,13 +29,18 @@ SHAPE = {"batch_size": 4, "seq_len": 16, "seed": 3}
 @pytest.fixture(autouse=True)
 def plugged_in(monkeypatch):
     """Plug both in, as a program does that then imports the commands."""
-    for table in (SOURCES, FORMATS):
+    tables = (SOURCES, FORMATS)
+    before = [dict(table) for table in tables]
+    for table in tables:
         for name in ("tok", "megatron"):
-            monkeypatch.setitem(table, name, None)  # removed at the end
-            del table[name]
+            table.pop(name, None)
     monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
     tok_format.plug_in()
     megatron_format.plug_in()
+    yield
+    for table, rows in zip(tables, before, strict=True):  # in their order, which decides for other tests
+        table.clear()
+        table.update(rows)
 
 
 @pytest.mark.parametrize(("module", "most"), [(tok_format, 150), (megatron_format, 250)])

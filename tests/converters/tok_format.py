@@ -40,9 +40,8 @@ SOURCE = SourceKind(
     noun=".tok files of tokens",
     example="tokens/ {target} --batch-size 32",
     opener=f"{__name__}:open_tok",
-    options=SOURCES["npy"].options,
+    roles=SOURCES["npy"].roles,
     several=True,
-    choices=SOURCES["npy"].choices,
     suffixes=(".tok",),
 )
 

@@ -42,7 +42,7 @@ class FormatRow:
     has_documents
         Whether the class has documents that are read once, in order, for a conversion.
     options
-        The options of a conversion that such documents take: names of fields of `FormatOptions`.
+        The options of a conversion that such documents take: names of those for rows of ids.
     lacks_header
         Whether its files may have no header: `source_dtype` then names the dtype of their ids.
     read_by

@@ -18,7 +18,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.store.format_list import FORMATS, flat_format, format_named
-from zb_hdf5.store.recognition import flat_name_of, headerless_name_of, source_name_of
+from zb_hdf5.store.recognition import flat_at, headerless_name_of, source_name_of
 from zb_hdf5.store.way_in import MAX_FOLDERS
 
 #: The dtype in a line to type for ids without a header, which nobody can tell from them.
@@ -64,7 +64,8 @@ def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str
 
 def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str, str]:
     named = conversion.source_format
-    name = source_name_of(look) or flat_name_of(look)
+    flat = None if (name := source_name_of(look)) else flat_at(look)
+    name = name if flat is None else flat.code.name
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}

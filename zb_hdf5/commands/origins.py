@@ -23,17 +23,17 @@ from zb_hdf5.commands.rows import (
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.files.paths import any_path, read_whole
+from zb_hdf5.files.paths import any_path, on_failure, read_whole
 from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader, batches_of_state
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import STREAM_LAYOUT
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.opening import open_for_loader
+from zb_hdf5.store.opening import corpus_for_training, open_for_loader
 from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import Tokenizer
 
@@ -208,15 +208,18 @@ def _opened(
     Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
     nothing else that it names is of use then; or of another split than the chosen one.
     """
+    found = found_at(store, read_as=read_as, split=None)
+    there = found.splits_there()
+    splits = [*there, None] if len(there) > 1 else [AUTO_SPLIT]
     refused: list[StateError] = []
-    for each in [split] if split else _splits_of(store, read_as):
+    for each in [split] if split else splits:
         try:
-            return _opened_split(store, state, path, batch_size, read_as, each)
+            return _opened_split(found, each, state, path, batch_size)
         except StateError as error:
             refused.append(error)
-    for each in _splits_of(store, read_as) if split else ():
+    for each in splits if split else ():
         try:
-            _opened_split(store, state, path, batch_size, read_as, each).close()
+            _opened_split(found, each, state, path, batch_size).close()
         except StateError:
             continue
         own = "of all splits" if each is None else f"of the split {each}"
@@ -224,34 +227,29 @@ def _opened(
     raise refused[0]
 
 
-def _splits_of(store: str, read_as: ReadAs) -> list[str | None]:
-    """Return the splits of a store of which a state may be, that for training first; None: all together."""
-    there = found_at(store, read_as=read_as, split=None).splits_there()
-    return [*there, None] if len(there) > 1 else [AUTO_SPLIT]
-
-
 def _opened_split(
-    store: str, state: dict[str, Any], path: Path, batch_size: int | None, read_as: ReadAs, split: str | None
+    found: Found, split: str | None, state: dict[str, Any], path: Path, batch_size: int | None
 ) -> Batches:
     """Open a split, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
-    is_tokens = found_at(store, read_as=read_as, split=split).layout == STREAM_LAYOUT
+    chosen = found.of_split(split)
     try:
-        shape: tuple[int, ...] = ()
-        if is_tokens:
-            windows = Windows.in_fingerprint(fingerprint)
-            shape = windows.size, windows.stride, windows.overlap
-        batches, _ = open_for_loader(store, *shape, read_as=read_as, split=split)
+        corpus = corpus_for_training(chosen, split)
+        with on_failure(corpus.close):
+            shape: tuple[int, ...] = ()
+            if corpus.is_stream:
+                windows = Windows.in_fingerprint(fingerprint)
+                shape = windows.size, windows.stride, windows.overlap
+            batches, _ = open_for_loader(corpus, *shape)
     except ArgumentError as error:
-        raise StateError(f"{path}: the state names another store than {any_path(store)}: {error}") from error
-    if batches.corpus.foreign_dataset is not None and batches.fingerprint != fingerprint:
-        batches.close()
-        batches, _ = open_for_loader(store, batch_size, state.get("seq_len"), read_as=read_as, split=split)
-    found = batches_of_state(batches, fingerprint).fingerprint
-    if found != fingerprint:
-        batches.close()
-        facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(found)}"
-        raise StateError(f"{path}: the state names another store than {any_path(store)}: {facts}")
+        raise StateError(f"{path}: the state names another store than {found.path}: {error}") from error
+    with on_failure(corpus.close):
+        if corpus.foreign_dataset is not None and batches.fingerprint != fingerprint:
+            batches, _ = open_for_loader(corpus, batch_size, state.get("seq_len"))
+        of_state = batches_of_state(batches, fingerprint).fingerprint
+        if of_state != fingerprint:
+            facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(of_state)}"
+            raise StateError(f"{path}: the state names another store than {found.path}: {facts}")
     return batches
 
 

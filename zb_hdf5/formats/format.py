@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zb_hdf5.errors import BackendError, Remedy
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
+from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, train_first
 from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.format_row import FormatRow
@@ -92,11 +92,16 @@ class Found:
         return [*told] if len(told) > 1 else [None]
 
     def of_split(self, split: str | None) -> Found:
-        """Return what was found of one split, of a path whose files are all opened; None: of all."""
-        if split is None:
-            return replace(self, split=None)
-        facts = tuple(each for each, own in zip(self.facts, self.splits, strict=True) if own == split)
-        return replace(self, split=split, facts=facts, splits=(split,) * len(facts))
+        """Return what was found of one split, of a path whose files were all looked at; None: of all.
+
+        Raises
+        ------
+        ArgumentError
+            If no file is of the split, or the names of files tell no split for sure.
+        """
+        files, splits = SplitFiles.at([self.path], [each.path for each in self.facts], split)
+        known = {each.path: each for each in self.facts}
+        return replace(self, split=split, facts=tuple(known[file] for file in files), splits=tuple(splits))
 
     @property
     def left_out(self) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.format_list import HDF5, flat_format, flat_names, format_without_digests
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
-from zb_hdf5.store.recognition import flat_files, flat_name, named_by_prefix, not_recognised, require_datasets
+from zb_hdf5.store.recognition import FilesWithoutDigests, flat_at, named_by_prefix, not_recognised, require_datasets
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.way_in import way_in
 
@@ -285,34 +285,14 @@ def not_in_place(look: Look) -> FormatError | None:
     return way_in(look) or not_recognised(look)
 
 
-class Undigested(NamedTuple):
-    """Files that hold no digests, which may be made.
-
-    Attributes
-    ----------
-    backend
-        Their format.
-    read_as
-        How they are read: the dtype of ids without a header, or the dataset of HDF5 files.
-    files
-        The files of ids, in the order of the stream.
-    """
-
-    backend: str
-    read_as: ReadAs
-    files: list[Path]
-
-
-def undigested(look: Look, read_as: ReadAs) -> Undigested | None:
+def files_without_digests(look: Look, read_as: ReadAs) -> FilesWithoutDigests | None:
     """Return the files at a path that hold no digests; None if they are others. No dataset is looked for."""
-    name = flat_name(look, read_as)
-    if name:
-        return Undigested(name, read_as, flat_files(name, look, read_as))
-    if find_index(look.path) or stores_by_format(look.path):
-        return None
-    foreign = format_without_digests(HDF5, AS_STORED)
+    found = flat_at(look, read_as)
+    if found is not None or find_index(look.path) or stores_by_format(look.path):
+        return found
+    foreign = format_without_digests(HDF5, read_as)
     files = [] if foreign is None else foreign.files(look)
-    return Undigested(HDF5, read_as, files) if files else None
+    return FilesWithoutDigests(foreign, files) if foreign is not None and files else None
 
 
 def _has_digests(path: Path) -> BackendError:
@@ -372,13 +352,10 @@ def write_digests(
     read_as = replace(read_as, field_channels={})
     with Look(path) as look:
         require_datasets(look, read_as)
-        at_path = undigested(look, read_as)
+        at_path = files_without_digests(look, read_as)
         if at_path is None:
             raise not_in_place(look) or _has_digests(path)
-        backend, read_as, files = at_path
-        flat = format_without_digests(backend, read_as)
-        if flat is None:
-            raise _has_digests(path)
+        flat, files = at_path
         found = flat.facts_of(look, files)
     column = found[0].column
     if column is not None:
@@ -397,7 +374,7 @@ def write_digests(
             made = readers.map(partial(_digest_of, flat, progress), found)
         of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
         record_tokens = next((each.record_tokens for each in found), None)
-        digests = Digests(destination, backend, of_files, read_as, record_tokens)
+        digests = Digests(destination, flat.name, of_files, read_as, record_tokens)
         write_fully(file.fd, digests.to_json().encode("utf-8"), 0)
     return digests
 

@@ -273,20 +273,17 @@ def open_for_loader(
     if isinstance(source, Corpus | Batches):
         _refuse_fixed(source, asked, cache)
         return _of_open(source, batch_size, seq_len, overlap)
-    corpus = _open_for_training(source, **asked)
+    with kept_listings():
+        corpus = corpus_for_training(found_at(source, **asked), asked.get("split", AUTO_SPLIT))
     with on_failure(corpus.close):
         return _behind_cache(_batches_over(corpus, batch_size, seq_len, overlap), cache), True
 
 
-@kept_listings()
-def _open_for_training(path: str | os.PathLike[str], **asked: Unpack[HowToOpen]) -> Corpus:
-    """Open the split for training; files of a folder that are left out are noted."""
-    split = asked.get("split", AUTO_SPLIT)
-    found = found_at(path, **asked)
-    found = replace(found, split=split_of_training(found, split))
+def corpus_for_training(found: Found, split: str | None) -> Corpus:
+    """Open a split of what was found, "auto": that for training; files of a folder that are left out are noted."""
     if found.left_out:
-        note(f"{path}: {left_out_in_words(found.left_out)}")
-    return corpus_of(found)
+        note(f"{found.path}: {left_out_in_words(found.left_out)}")
+    return corpus_of(replace(found, split=split_of_training(found, split)))
 
 
 def _of_open(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.look import Look
@@ -22,6 +22,9 @@ from zb_hdf5.store.format_list import (
     row_named,
 )
 from zb_hdf5.trainers.installed_formats import first_of
+
+if TYPE_CHECKING:
+    from zb_hdf5.formats.flat import FlatFormat
 
 # numpy, and whatever else the help of the commands does not need, is imported where it is used
 
@@ -122,41 +125,54 @@ def require_datasets(look: Look, read_as: ReadAs) -> None:
 # --- files of ids --------------------------------------------------------------------------------------------------
 
 
-def flat_files(name: str, look: Look, read_as: ReadAs = AS_STORED) -> list[Path]:
+class FilesWithoutDigests(NamedTuple):
+    """Files of ids that hold no digests, which may be made.
+
+    Attributes
+    ----------
+    code
+        Their format, which has how they are read.
+    files
+        The files of ids, in the order of the stream.
+    """
+
+    code: FlatFormat
+    files: list[Path]
+
+
+def flat_files(name: str, look: Look) -> list[Path]:
     """Return the files at a path that are a stream of a flat format, by their names and their content.
 
     Parameters
     ----------
     name
-        The format, which is flat.
+        The format.
     look
         A look at a file, or at a folder of files.
-    read_as
-        How they are read: files without a header may have any suffix.
     """
     from zb_hdf5.files.listing import kept_listings
 
     row = row_named(name)
-    if row is None or look.is_far:
+    if row is None or not row.is_flat or look.is_far:
         return []
     with kept_listings():
-        is_named = read_as.lacks_header or _has_suffix(look, row.suffixes)
-        found = flat_format(name, read_as) if is_named else None
-        return [] if found is None else found.files(look)
+        code = flat_format(name) if may_hold(row, look) else None
+        return [] if code is None else code.files(look)
 
 
-def flat_name_of(look: Look) -> str:
-    """Return the name of the flat format that a path holds, which has a header; "": none."""
-    ours = next((name for name in flat_names() if flat_files(name, look)), "")
-    if ours or is_store(look):
-        return ours
-    found = installed_name_of(look, [])
-    return found if flat_format(found) is not None else ""
-
-
-def flat_name(look: Look, read_as: ReadAs = AS_STORED) -> str:
-    """Return the name of the flat format that a path holds; "": none. Raises as `headerless_name`."""
-    return headerless_name(look) if read_as.lacks_header else flat_name_of(look)
+def flat_at(look: Look, read_as: ReadAs = AS_STORED) -> FilesWithoutDigests | None:
+    """Return the files of a flat format at a path; None if it has others. Raises as `headerless_name`."""
+    if read_as.lacks_header:
+        code = cast("FlatFormat", load_format(FORMATS[headerless_name(look)], read_as))
+        return FilesWithoutDigests(code, code.files(look))
+    for name in flat_names():
+        if files := flat_files(name, look):
+            return FilesWithoutDigests(cast("FlatFormat", load_format(FORMATS[name])), files)
+    if is_store(look):
+        return None
+    name = installed_name_of(look, [])
+    flat = flat_format(name)
+    return None if flat is None else FilesWithoutDigests(flat, flat_files(name, look))
 
 
 def is_store(look: Look) -> bool:
@@ -192,7 +208,9 @@ def headerless_name(look: Look, backend: str = "auto") -> str:
     if look.is_far:
         raise BackendError(f"{path}: source_dtype needs files of this machine, found a URL", options=["source_dtype"])
     if look.is_dir:
-        known = "store" if find_index(path) or stores_by_format(path) else flat_name_of(look)
+        known = "store" if find_index(path) or stores_by_format(path) else ""
+        if not known and (flat := flat_at(look)):
+            known = flat.code.name
     else:
         known = backend_in(look) or _flat_name_in(look)
     line = ""

@@ -40,17 +40,16 @@ from zb_hdf5.store.digests import (
     CHUNKS_OF_FLAT_FILES,
     Count,
     Digests,
+    files_without_digests,
     needs_no_digests,
     not_in_place,
-    undigested,
 )
-from zb_hdf5.store.format_list import FORMATS, HDF5, batch_format, format_without_digests, load_format
+from zb_hdf5.store.format_list import FORMATS, HDF5, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex, find_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.recognition import (
     backend_in,
-    flat_files,
-    flat_name,
+    flat_at,
     format_of,
     named_by_prefix,
     not_recognised,
@@ -272,11 +271,13 @@ def verify_store(
             return _verify_flat(look, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
         if not read_as.lacks_header and (stores := stores_by_format(path)):
             return _verify_each(path, stores, split, workers, progress, announce)
-        is_store = find_index(path) and not read_as.lacks_header
-        name = "" if is_store else flat_name(look, read_as)
-        files = [] if is_store else SplitFiles.at([path], _lone_files(look, name, read_as), split).files
+        flat = None
+        files: list[Path] = []
+        if read_as.lacks_header or not find_index(path):
+            flat, files = _lone_files(look, read_as)
+            files = SplitFiles.at([path], files, split).files
     index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, read_as, name)
+    check = _Check(index, progress, announce, read_as, flat)
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
@@ -300,17 +301,18 @@ def _verify_flat(
 ) -> list[ShardReport]:
     """Check files of another trainer, and that those which were digested are there."""
     path = look.path
-    found = undigested(look, read_as)
+    found = files_without_digests(look, read_as)
     if found is None:
         raise not_in_place(look) or needs_no_digests(path, digests.path)
-    name, read_as, files = found
-    files = SplitFiles.at([path], files, split).files
+    flat: FlatFormat | None = found.code
+    name = found.code.name
+    files = SplitFiles.at([path], found.files, split).files
     digests.require_format(name)
     if name == HDF5:
         if read_as.names_dataset:
             digests.require_dataset(replace(read_as, dataset=read_as.dataset or digests.read_as.dataset))
-        read_as = digests.read_as
-    check = _Check(None, progress, announce, read_as, name, digests=digests, place=path)
+        flat = format_without_digests(name, digests.read_as)
+    check = _Check(None, progress, announce, read_as, flat, digests=digests, place=path)
     names = [name_below(path, file) for file in files]
     announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
     with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
@@ -319,24 +321,19 @@ def _verify_flat(
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
 
-def _lone_files(look: Look, name: str, read_as: ReadAs) -> list[Path]:
-    """Return the files at a path that are in no store; the path itself if it is another file; none of another folder.
+def _lone_files(look: Look, read_as: ReadAs) -> tuple[FlatFormat | None, list[Path]]:
+    """Return the files at a path that are in no store, and their format if they hold no digests.
 
-    Parameters
-    ----------
-    name
-        The flat format of the path; "": of another one.
+    The path itself if it is another file; none of another folder.
     """
-    if name:
-        return flat_files(name, look, read_as)
-    found = undigested(look, read_as) if look.is_dir else None
+    found = files_without_digests(look, read_as) if look.is_dir else flat_at(look, read_as)
     if found is not None:
-        return found.files
+        return found
     if look.is_dir or not backend_in(look):
         problem = way_in(look) or not_recognised(look)
         if problem is not None:
             raise problem
-    return [] if look.is_dir else [look.path]
+    return None, [] if look.is_dir else [look.path]
 
 
 def _verify_shards(readers: Readers, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
@@ -438,7 +435,7 @@ class _Check:
     read_as
         How the files are read.
     flat
-        The name of the format of lone files that hold no digests; "": they are of another one.
+        The format of lone files that hold no digests; None: they are of another one.
     digests
         Those of files that hold none, where they were made.
     place
@@ -449,7 +446,7 @@ class _Check:
     progress: Count
     announce: Count
     read_as: ReadAs = AS_STORED
-    flat: str = ""
+    flat: FlatFormat | None = None
     digests: Digests | None = None
     place: Path | None = None
 
@@ -491,9 +488,9 @@ class _Check:
         counted: _Counted,
     ) -> None:
         """Fill the report of a file."""
-        flat = format_without_digests(self.flat, self.read_as)
-        if flat is not None and (self.digests is not None or batch_format(self.flat) is None):
-            report.backend = self.flat
+        flat = self.flat
+        if flat is not None and (self.digests is not None or not flat.row.takes_batches):
+            report.backend = flat.name
             with Look(path) as look:
                 found = flat.facts(look)
             self._flat_file(flat, found, report, counted)

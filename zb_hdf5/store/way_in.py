@@ -16,7 +16,7 @@ from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.format_list import format_named
-from zb_hdf5.store.recognition import flat_name_of, source_name_of
+from zb_hdf5.store.recognition import flat_at, source_name_of
 from zb_hdf5.text.lacking_text import CHAT_KINDS, IDS_COLUMNS
 from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
@@ -164,7 +164,7 @@ def _of_folder(look: Look) -> FormatError | None:
     if name:
         return _of_format(folder, name)
     inside = map(look.of, folders_in(folder)[:MAX_FOLDERS])
-    known = [each.path for each in inside if source_name_of(each) or flat_name_of(each)]
+    known = [each.path for each in inside if source_name_of(each) or flat_at(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)

@@ -1,10 +1,14 @@
 """Corpora: what a path holds, its documents and splits, and the loaders over it."""
 
 import pickle
+import re
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+import zb_hdf5
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
@@ -12,6 +16,7 @@ from zb_hdf5 import (
     FormatError,
     HDF5ShardWriter,
     Loader,
+    StateError,
     convert,
     open_corpus,
     open_reader,
@@ -136,3 +141,34 @@ def test_a_split_of_a_file_alone_is_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(100, dtype=np.uint16))
     with open_corpus(tmp_path / "x.npy") as corpus, pytest.raises((ArgumentError, FormatError), match=r"split|val"):
         corpus.split("val")
+
+
+def test_a_lone_file_of_another_program_resumes_with_batches_of_another_size(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["ids"] = np.arange(4000, dtype=np.uint32).reshape(500, 8)
+    how = {"seq_len": 8, "shuffle": "records", "rank": 0, "world_size": 1}
+    for before, after in ((4, 10), (12, 4), (3, 48), (64, 7), (128, 4)):
+        with (
+            Loader(tmp_path / "x.h5", batch_size=before, **how) as first,
+            Loader(tmp_path / "x.h5", batch_size=after, **how) as second,
+        ):
+            next(first)
+            state = first.state_dict()
+            rest = np.concatenate([next(first).numpy() for _ in range(len(first) - 1)])
+            second.load_state_dict(state)
+            found = np.concatenate([step.numpy() for step in second])
+            shared = min(len(rest), len(found))
+            assert shared > 300
+            np.testing.assert_array_equal(found[:shared], rest[:shared])
+    with h5py.File(tmp_path / "other.h5", "w") as h5:
+        h5["ids"] = np.arange(1, 4001, dtype=np.uint32).reshape(500, 8)
+    with Loader(tmp_path / "other.h5", batch_size=4, **how) as other, pytest.raises(StateError, match="fingerprint"):
+        other.load_state_dict(state)
+
+
+def test_the_names_that_a_corpus_has_replaced_are_gone():
+    """A path is asked once: nothing in the package says again what a reader of one kind of path was."""
+    gone = ("StoreReader", "CutReader", "RecordReader", "WindowReader", "TokenStream", "HDF5Reader", "BatchReader")
+    gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice")
+    text = "\n".join(path.read_text() for path in Path(zb_hdf5.__file__).parent.rglob("*.py"))
+    assert not [name for name in gone if re.search(rf"\b{name}\b", text)]

@@ -7,10 +7,10 @@ A position counts the records that all ranks together have consumed in the epoch
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, require_choice
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
         WantedDocuments,
     )
     from zb_hdf5.store.cache import Cache
+#: Sizes of batches that a state of a lone file of another program is compared with, from 1 on; larger powers of 2, too.
+MOST_TRIED_SIZES: Final = 64
+#: Bytes of the largest batch that is read for such a comparison.
+MOST_TRIED_BYTES: Final = 64 << 20
 #: A path for `open_corpus`, a corpus, or batches.
 StoreOrPath: TypeAlias = str | os.PathLike[str] | Corpus | Batches
 
@@ -92,11 +96,31 @@ def batches_of_state(batches: Batches, fingerprint: object) -> Batches:
     """Return the same records in batches of the size that a state was taken with, if its fingerprint is of such."""
     if fingerprint == batches.fingerprint:
         return batches
+    for size in _sizes_of_state(batches, fingerprint):
+        try:
+            other = batches.resized(size)
+        except ArgumentError:  # no stream has batches of that size
+            continue
+        if other.num_records and other.fingerprint == fingerprint:
+            return other
+    return batches
+
+
+def _sizes_of_state(batches: Batches, fingerprint: object) -> Iterable[int]:
+    """Return the sizes of batches that a state may have been taken with.
+
+    The fingerprint of windows has it. That of a lone file of another program is one hash of a sample, in which the size
+    of the batches counts: the sizes that people choose are tried, as far as their samples are read at once.
+    """
     try:
-        other = batches.resized(Windows.in_fingerprint(fingerprint).size)
-    except ArgumentError:  # of other content, or no stream has batches of that size
-        return batches
-    return other if other.num_records and other.fingerprint == fingerprint else batches
+        return [Windows.in_fingerprint(fingerprint).size]
+    except ArgumentError:
+        pass
+    if not batches.corpus.joins_records or not isinstance(fingerprint, str) or ":" not in fingerprint:
+        return []
+    most = min(batches.num_records, MOST_TRIED_BYTES // (batches.seq_len * batches.dtype.itemsize))
+    powers = (1 << power for power in range(most.bit_length()))
+    return dict.fromkeys((*powers, *range(1, min(most, MOST_TRIED_SIZES) + 1)))
 
 
 class Loader(EpochLoader[BatchT]):

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, SupportsIndex
@@ -145,7 +145,7 @@ class Corpus:
         return self.meta.fields
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         """The files that hold the tokens, in order."""
         return [self.path]
 

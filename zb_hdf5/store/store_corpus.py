@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED
-from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.paths import FilesIn, on_failure
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint
 from zb_hdf5.formats.flat_tokens import FlatTokens
@@ -165,12 +166,13 @@ class StoreCorpus(Corpus):
         return self.index.meta.layout != BATCHES_LAYOUT
 
     @property
-    def files(self) -> list[Path]:
-        """The files that hold the tokens, in order; a growing shard is still a `.partial`."""
-        found = [self._shards.folder / path for path in self.index.table.values["path"]]
+    def files(self) -> Sequence[Path]:
+        """The files that hold the tokens, in order, made as they are asked for; a growing shard is a `.partial`."""
+        names = self.index.table.values["path"]
         if not self.index.complete:
-            found[-1] = self.index.shards[-1].file(self._shards.folder)
-        return found
+            growing = self.index.shards[-1].file(self._shards.folder)
+            names = [*names[:-1], os.fspath(growing.relative_to(self._shards.folder))]
+        return FilesIn(self._shards.folder, names)
 
     @property
     def verified(self) -> str:

@@ -291,7 +291,7 @@ class EpochLoader(TokenLoader[BatchT]):
             f"{self.path}: epoch {self.epoch:,} was read to its end, and is read again in the same order: call "
             "set_epoch(e) before each epoch, or take batches from get_batch(), which goes on to the next epoch",
             UserWarning,
-            stacklevel=3,  # the loop that asks for the first batch
+            stacklevel=4,  # the loop that asks for the first batch
         )
 
     @abstractmethod

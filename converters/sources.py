@@ -433,7 +433,7 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
 
 def _is_of_ours(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
     """Return whether a path is a store or a file of ours, which no other format is asked about."""
-    if not is_store(look):
+    if look.path.name.lower().endswith(SOURCES["npy"].suffixes) or not is_store(look):
         return False
     try:
         return looks.at(look.path, read_as=_read_as(conversion)).foreign_dataset is None

@@ -551,6 +551,14 @@ class DocumentTable:
         """Return the file of one part."""
         return self._files.get(index, self._open)
 
+    def with_parts(self, parts: Iterable[DocumentPart]) -> Self:
+        """Return this table with other places of its files in the stream; those that are open are taken along."""
+        other = type(self)(self._folder, [*parts], self._verify, self._open_offsets, self._access)
+        for number, file in self._files.known.items():
+            if file.count == other.parts[number].document_count:
+                other._files.open(number, {number: file}.__getitem__)
+        return other
+
     def _open(self, index: int) -> DocumentTableFile:
         part = self.parts[index]
         offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None

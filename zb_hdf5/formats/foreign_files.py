@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from zb_hdf5.errors import BackendError, FormatError, Remedy
+from zb_hdf5.errors import BackendError, FormatError, Remedy, ZbError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
@@ -16,9 +17,11 @@ from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format import Found
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.formats.inspection import is_ours, look_at, look_at_foreign
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 
 
@@ -30,6 +33,10 @@ class ForeignFiles(FlatFormat):
 
     sign: ClassVar[str] = "HDF5"
 
+    def __init__(self, row: FormatRow, read_as: ReadAs = AS_STORED) -> None:
+        super().__init__(row, read_as)
+        self._known: dict[Path, Column] = {}  # of the file by which a folder was recognised
+
     def files(self, look: Look) -> list[Path]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
         if look.is_far:
@@ -39,8 +46,12 @@ class ForeignFiles(FlatFormat):
         return [look.path] if self.fits(look) else []
 
     def fits(self, look: Look) -> bool:
+        path = look.path
         if not self.row.has_magic(look):
             return False
+        with suppress(ZbError):  # of a file of ours, and of others: `facts` raises it again
+            self._known[path] = look_at_foreign(path, self.read_as)
+            return True
         try:
             return not is_ours(look.path)
         except FormatError:
@@ -68,7 +79,7 @@ class ForeignFiles(FlatFormat):
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = look_at_foreign(files[0], self.read_as)
+        first = self._known.pop(files[0], None) or look_at_foreign(files[0], self.read_as)
         read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:

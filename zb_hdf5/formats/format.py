@@ -179,6 +179,10 @@ class Format:
         """Return the facts of a lone file that is of this format."""
         return Found(look.path, self.name, BATCHES_LAYOUT)
 
+    def open_found(self, found: Found) -> Corpus:
+        """Open a lone file that a look has found."""
+        return self.open_file(found.path, access=found.access, verify=found.verify)
+
     # --- files of batches -------------------------------------------------------------------------------------------
 
     def open_file(self, path: Path, **options: Any) -> Corpus:

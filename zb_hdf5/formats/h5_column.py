@@ -50,6 +50,10 @@ class Column(NamedTuple):
         The entry of the second of three axes that has the values; None: all have.
     kept
         The rows along the first axis that have the values, where some were never written; None: all rows have.
+    num_rows
+        The rows of a dataset of batches of ours, committed or not; None: of any other.
+    documents_sha256
+        The digest of the table of documents beside a stream of ours; "": it has none.
     fields
         Of a dataset of another program, the columns of its fields, by their names. Nobody changes it.
     left_out
@@ -73,6 +77,8 @@ class Column(NamedTuple):
     stored_dtype: np.dtype[Any] | None = None
     channel: int | None = None
     kept: RowRuns | None = None
+    num_rows: int | None = None
+    documents_sha256: str = ""
     fields: dict[str, Column] = {}  # noqa: RUF012
     left_out: tuple[str, ...] = ()
 

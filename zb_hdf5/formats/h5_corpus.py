@@ -150,9 +150,8 @@ class HDF5Corpus(Corpus):
 
     def _require_all_rows(self) -> None:
         """Raise `IncompleteError` if the dataset has other rows than the batches that are committed."""
-        with h5_damage(self.path), open_h5_for_reading(self.path, self.identity) as h5:
-            rows = len(h5[self.meta.column])
-        if rows != self.num_units:
+        rows = self._column.num_rows
+        if rows is not None and rows != self.num_units:
             raise IncompleteError(f"{self.path}: expected {rows:,} batches, found {self.num_units:,}")
 
 

@@ -33,6 +33,9 @@ class HDF5Files(Format):
         column = look_at(look.path, None, read_as=self.read_as)
         return Found(look.path, self.name, column.meta.layout, column=column)
 
+    def open_found(self, found: Found) -> Corpus:
+        return HDF5Corpus(found.path, found.access, found.verify, column=found.column, read_as=found.read_as)
+
     def open_file(self, path: Path, **options: Any) -> Corpus:
         return HDF5Corpus(path, **options)
 

@@ -41,6 +41,7 @@ from zb_hdf5.spec import (
     CODE_BY_DTYPE,
     CRC32,
     DOC_OFFSETS,
+    DOCUMENTS_SHA256,
     DTYPE_BY_NAME,
     EXTENTS,
     FIELDS_GROUP,
@@ -220,6 +221,8 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         marker=meta.column,
         has_crc32=complete and has_crc32,
         origin=read_origin(h5),
+        num_rows=len(stored) if layout == BATCHES_LAYOUT else None,
+        documents_sha256=str(text_of(h5.attrs.get(DOCUMENTS_SHA256, ""))),
     )
     return column, stored
 
@@ -464,5 +467,6 @@ def _field_column(h5: h5py.File, tokens: Column, name: str) -> tuple[Column, h5p
         max_token=None,
         has_crc32=tokens.complete,
         origin={},
+        num_rows=None if tokens.num_rows is None else len(stored),
     )
     return column, stored

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
-from zb_hdf5.files.paths import any_path, open_file, open_with_room, read_whole, regular
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import Identity, any_path, open_file, open_with_room, read_whole, regular
 from zb_hdf5.files.publishing import disk_errors, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
@@ -24,11 +26,12 @@ from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.corpus import Corpus
-from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCH_VERSION,
     BATCHES,
+    BATCHES_LAYOUT,
     CODE_BY_DTYPE,
     DTYPE_BY_CODE,
     HEADER_BYTES,
@@ -51,6 +54,8 @@ BATCH_HEADER_FIELDS: Final = (
 )
 #: The number of batches of a file whose writer has not finished.
 UNFINISHED: Final = 2**64 - 1
+#: The shape and origin of the batches, and their number.
+BatchHeader: TypeAlias = tuple[StoreMeta, int]
 _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER_FIELDS))
 
 
@@ -63,13 +68,21 @@ class BatchCorpus(Corpus):
 
     backend = "batch"
 
-    def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        access: str = "auto",
+        verify: str = "auto",
+        header: BatchHeader | None = None,
+        identity: Identity | None = None,
+    ) -> None:
         require_options(access, verify)
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
-        meta, num_batches = read_header(path)
-        tokens = _open_slots(path, meta, num_batches, access)
+        meta, num_batches = header or read_header(path)
+        tokens = _open_slots(path, meta, num_batches, access, identity)
         super().__init__(path, meta, tokens)
         self.extents = tokens.extents
         self.columns = {BATCHES: (slots_of(meta, num_batches),)}
@@ -82,8 +95,35 @@ class BatchCorpus(Corpus):
         return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FoundBatches(Found):
+    """A lone `.batch` file of this machine as a look has found it.
+
+    Attributes
+    ----------
+    header
+        The facts of its header.
+    identity
+        The identity that the file had: another file of its name is refused.
+    """
+
+    header: BatchHeader
+    identity: Identity
+
+
 class LoneBatches(Format):
     """Lone `.batch` files."""
+
+    def found_file(self, look: Look) -> Found:
+        if look.is_far:
+            return super().found_file(look)
+        path = look.path
+        header = checked_header(look.start[:HEADER_BYTES], look.num_bytes, path)
+        return FoundBatches(path, self.name, BATCHES_LAYOUT, header=header, identity=look.identity)
+
+    def open_found(self, found: Found) -> Corpus:
+        known = {"header": found.header, "identity": found.identity} if isinstance(found, FoundBatches) else {}
+        return BatchCorpus(found.path, access=found.access, verify=found.verify, **known)
 
     def open_file(self, path: Path, **options: Any) -> Corpus:
         return BatchCorpus(path, **options)
@@ -125,16 +165,24 @@ def slots_of(meta: StoreMeta, num_batches: int) -> Run:
     return Run(HEADER_BYTES, meta.padded_batch_bytes, num_batches)
 
 
-def _open_slots(path: Path, meta: StoreMeta, num_batches: int, access: str) -> FileTokens:
+def _open_slots(
+    path: Path, meta: StoreMeta, num_batches: int, access: str, identity: Identity | None = None
+) -> FileTokens:
     extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-    return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
+    return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access, identity)
 
 
-def read_header(path: Path) -> tuple[StoreMeta, int]:
+def read_header(path: Path) -> BatchHeader:
     """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
     with open_file(path) as file:
-        meta, num_batches = unpack_header(file.read(HEADER_BYTES), path)
+        header = file.read(HEADER_BYTES)
         size = file.seek(0, os.SEEK_END)
+    return checked_header(header, size, path)
+
+
+def checked_header(header: bytes, size: int, path: Path) -> BatchHeader:
+    """Return (meta, num_batches) of the first bytes of a `.batch` file of so many bytes. Raises as `read_header`."""
+    meta, num_batches = unpack_header(header, path)
     if num_batches == UNFINISHED:
         raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
     expected = batch_file_bytes(meta, num_batches)

@@ -136,11 +136,7 @@ def _index_of_store(found: FoundStore) -> ShardIndex:
 
 def _file_of(found: Found) -> Corpus:
     _require_no_split(found)
-    looked: dict[str, object] = {}
-    if found.column is not None:
-        looked = {"column": found.column, "read_as": found.read_as}
-    code = load_format(FORMATS[found.backend])
-    corpus = code.open_file(found.path, access=found.access, verify=found.verify, **looked)
+    corpus = load_format(FORMATS[found.backend]).open_found(found)
     if corpus.foreign_dataset is None and corpus.complete:
         corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
     return corpus

@@ -217,7 +217,7 @@ class StoreCorpus(Corpus):
         known = self._shards
         if self.index.read_as is not None and not self.index.digests:
             return None  # files of other programs, of which no digests were made
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as)
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as, known.found)
         tokens.identities = known.identities
         try:
             tokens.open_file(0, 0)

@@ -325,20 +325,37 @@ class StreamDocuments(RecordDocuments):
         """Open the tables of the files; of one that has none, its offsets."""
         values = self._index.table.values
         known = {part.path.removesuffix(DOCUMENTS_SUFFIX): part for part in self._index.documents}
+        table = None
         if self._path.is_file() and self._path.name != INDEX_NAME:
-            from zb_hdf5.documents.document_offsets import table_sha256
-
-            has_digest = values["complete"][0] and values["backend"][0] == "hdf5"
-            sha256 = table_sha256(self._path) if has_digest else ""
             tokens_sha256 = values["sha256"][0].replace(NO_SHA256, "")
-            table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, sha256, self._access)
+            table = DocumentTable.of_file(self._path, tokens_sha256, self._verify, self._table_sha256(), self._access)
             known = {} if table is None else {self._path.name: table.parts[0]}
         counts = zip(np.diff(self._starts).tolist(), self.counts().tolist(), strict=True)
         parts = in_order(
             known.get(name, DocumentPart(name, 0, ""))._replace(split="", token_count=tokens, document_count=documents)
             for name, (tokens, documents) in zip(values["path"], counts, strict=True)
         )
-        return DocumentTable((self._folder / self._names[0]).parent, parts, self._verify, self.open, self._access)
+        if table is not None:
+            return table.with_parts(parts)
+        folder = (self._folder / self._names[0]).parent
+        return DocumentTable(folder, parts, self._verify, self._offsets_of, self._access)
+
+    def _table_sha256(self) -> str:
+        """Return the digest of the table beside a lone file, as the file has it; "": it has none."""
+        values = self._index.table.values
+        if not values["complete"][0] or values["backend"][0] != "hdf5":
+            return ""
+        found = self._found.get(0)
+        if found is None or isinstance(found, FlatTokens):
+            from zb_hdf5.documents.document_offsets import table_sha256
+
+            return table_sha256(self._path)
+        return found.documents_sha256
+
+    def _offsets_of(self, number: int) -> KnownOffsets:
+        """Return the offsets of one file for the table, which closes them: those in memory are read once."""
+        is_stored = self._positions is None and self._flat(number) is None
+        return self.open(number) if is_stored else self._files.get(number, self.open)
 
 
 @contextmanager

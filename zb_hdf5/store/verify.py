@@ -56,7 +56,6 @@ from zb_hdf5.store.recognition import (
     require_datasets,
 )
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.unchecked_file import open_chunks
 from zb_hdf5.store.way_in import way_in
 
 
@@ -501,7 +500,7 @@ class _Check:
             if not row.holds_batches:
                 report.token_count, report.missing = load_format(row).count(look)
                 return
-        with open_chunks(path, self.read_as) as corpus:
+        with load_format(row, self.read_as).open_chunks(path) as corpus:
             if self.index is None:  # shards are announced all at once
                 self.announce(corpus.num_tokens)
             _compare_columns(corpus, report, counted)

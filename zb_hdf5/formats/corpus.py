@@ -6,6 +6,7 @@ import copy
 import hashlib
 import operator
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
 
 #: Batches that a sampled fingerprint covers, at most.
 FINGERPRINT_SAMPLES: Final = 16
+#: Places that the fingerprint of tokens covers, evenly over all.
+FINGERPRINT_PLACES: Final = 16
+#: Tokens that it covers at each place.
+TOKENS_OF_A_PLACE: Final = 4096
+#: Files whose ends it covers too.
+FINGERPRINT_FILES: Final = 64
 _local = threading.local()
 
 
@@ -175,9 +182,11 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Identity of the tokens, whatever the shape of their batches. No state and no cache has it."""
-        if self.sha256 is not None:
-            return f"tokens:{self.sha256}:{self.dtype.name}"
-        return self.fingerprint_of(self.batches() if self.windows else self.batches(1, self.meta.batch_tokens))
+        return self._sample() if self.sha256 is None else f"tokens:{self.sha256}:{self.dtype.name}"
+
+    def _sample(self) -> str:
+        """Return the fingerprint of tokens of which no digest is stored."""
+        return sampled_tokens(self.tokens, [0, self.num_tokens], self.dtype)
 
     def same_as(self, other: Corpus) -> bool:
         """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
@@ -956,4 +965,30 @@ def sampled_fingerprint(batches: Batches) -> str:
     for number in sorted(sample):
         batches.read_into(number, batch)  # a copy: nothing is mapped for it
         digest.update(batch)
+    return f"sampled:{digest.hexdigest()}"
+
+
+def sampled_tokens(tokens: Tokens, starts: list[int], dtype: np.dtype[Any]) -> str:
+    """Return the identity of tokens by all sizes, and by some of them, evenly over all and at the ends of some files.
+
+    Parameters
+    ----------
+    tokens
+        The tokens.
+    starts
+        The first token of each file, and the end of the last one.
+    dtype
+        The dtype that the files have.
+    """
+    last_file = len(starts) - 2
+    last = max(0, tokens.num_tokens - TOKENS_OF_A_PLACE)
+    places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
+    for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
+        places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
+    digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
+    for start in sorted(place for place in places if place < tokens.num_tokens):
+        stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
+        part = np.empty(stop - start, tokens.dtype)
+        tokens.read([(start, part)])  # by position: to map a file takes longer than to read so little of it
+        digest.update(np.ascontiguousarray(part, dtype))
     return f"sampled:{digest.hexdigest()}"

@@ -161,7 +161,7 @@ class Salvage:
         if not (isinstance(corpus, HDF5Corpus) and self._is_stream):
             return np.arange(corpus.num_units + 1) * corpus.meta.batch_tokens
         try:
-            return corpus.doc_offsets().astype(np.int64)
+            return corpus.doc_offsets.astype(np.int64)
         except (FormatError, ChecksumError) as error:
             raise IncompleteError(
                 f"{corpus.path}: no document can be saved: the offsets of its documents are damaged; make it again"

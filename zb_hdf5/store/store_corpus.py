@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
@@ -16,7 +14,7 @@ from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED
 from zb_hdf5.files.paths import FilesIn, on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint
+from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint, sampled_tokens
 from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.formats.windows import Windows
@@ -36,12 +34,6 @@ from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
 if TYPE_CHECKING:  # h5py, which a store with an index does not need
     from zb_hdf5.formats.h5_column import Column
 
-#: Places that a sampled fingerprint covers, evenly over all tokens.
-FINGERPRINT_PLACES: Final = 16
-#: Tokens that it covers at each place.
-TOKENS_OF_A_PLACE: Final = 4096
-#: Files whose ends it covers too.
-FINGERPRINT_FILES: Final = 64
 #: The key of the stored dtype in the source of an index that is made of flat files.
 FLAT_DTYPE: Final = "dtype"
 
@@ -254,21 +246,9 @@ class StoreCorpus(Corpus):
         return self.foreign_dataset is not None and len(self.index.shards) == 1
 
     def _sample(self) -> str:
-        """Return a fingerprint: all sizes, and some tokens, evenly over all and at the ends of some of the files."""
-        starts = self._shards.starts
-        last_file = len(starts) - 2
-        last = max(0, self.tokens.num_tokens - TOKENS_OF_A_PLACE)
-        places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
-        for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
-            places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
-        dtype = np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
-        digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
-        for start in sorted(place for place in places if place < self.tokens.num_tokens):
-            stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
-            part = np.empty(stop - start, self.dtype)
-            self.tokens.read([(start, part)])  # by position: to map a file takes longer than to read so little of it
-            digest.update(np.ascontiguousarray(part, dtype))
-        return f"sampled:{digest.hexdigest()}"
+        return sampled_tokens(
+            self.tokens, self._shards.starts, np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
+        )
 
     # --- the documents of a stream -------------------------------------------------------------------------------
 

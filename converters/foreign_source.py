@@ -25,7 +25,7 @@ from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
-from zb_hdf5.formats.inspection import is_ours, look_at_foreign
+from zb_hdf5.formats.inspection import find_foreign_column, is_ours
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -191,6 +191,6 @@ def _look_at_all(files: Sequence[Path], read_as: ReadAs, known: Mapping[Path, Co
     """
     columns: list[Column] = []
     for file in files:
-        columns.append(known.get(file) or look_at_foreign(file, read_as))
+        columns.append(known.get(file) or find_foreign_column(file, read_as))
         read_as = replace(read_as, dataset=columns[0].name)
     return columns

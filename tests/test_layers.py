@@ -187,7 +187,7 @@ def test_no_file_imports_or_reaches_into_the_private_parts_of_another():
 
 
 #: What the files of several formats are made of.
-SHARED_BY_FORMATS = {"zb_hdf5.trainers.id_tables", "zb_hdf5.trainers.index_folder"}
+SHARED_BY_FORMATS = {f"zb_hdf5.trainers.{name}" for name in ("id_tables", "index_folder", "row_columns")}
 
 
 def test_a_format_of_another_trainer_imports_no_other_one():

@@ -26,7 +26,7 @@ from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5Writer
-from zb_hdf5.formats.inspection import look_at
+from zb_hdf5.formats.inspection import find_column
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.live import LiveCorpus, LiveStoreWriter
 from zb_hdf5.store.repair import repair_store
@@ -376,10 +376,10 @@ def test_a_child_looks_at_a_file_that_a_thread_of_its_parent_looked_at_when_it_w
     with start_store(folder) as writer:
         writer.write(batches(0, 4))
     ended = threading.Event()
-    thread = threading.Thread(target=lambda: [look_at(folder / "shard-00000.h5") for _ in iter(ended.is_set, True)])
+    thread = threading.Thread(target=lambda: [find_column(folder / "shard-00000.h5") for _ in iter(ended.is_set, True)])
     thread.start()
     try:
-        found = in_forks(*[lambda: look_at(folder / "shard-00000.h5").complete] * 5, limit_s=20)
+        found = in_forks(*[lambda: find_column(folder / "shard-00000.h5").complete] * 5, limit_s=20)
         assert found == [True] * 5
     finally:
         ended.set()

@@ -567,7 +567,7 @@ def test_a_store_is_read_where_its_index_says_and_hdf5_is_not_asked(tmp_path, mo
     folder = write_store(tmp_path / "store", np.split(TOKENS, [3000]))
     for access in ("auto", "mmap", "pread"):
         with monkeypatch.context() as patch:
-            patch.setattr("zb_hdf5.formats.inspection.look_at", None)
+            patch.setattr("zb_hdf5.formats.inspection.find_column", None)
             with open_corpus(folder, access=access) as store:
                 for start in (4999, 2990):  # the last chunk of a shard holds fewer tokens
                     np.testing.assert_array_equal(store.tokens[start:5000], TOKENS[start:])

@@ -20,7 +20,7 @@ from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
-from zb_hdf5.formats.inspection import is_ours, look_at, look_at_foreign
+from zb_hdf5.formats.inspection import find_column, find_foreign_column, is_ours
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
 
@@ -50,7 +50,7 @@ class ForeignFiles(FlatFormat):
         if not self.row.has_magic(look):
             return False
         with suppress(ZbError):  # of a file of ours, and of others: `facts` raises it again
-            self._known[path] = look_at_foreign(path, self.read_as)
+            self._known[path] = find_foreign_column(path, self.read_as)
             return True
         try:
             return not is_ours(look.path)
@@ -58,7 +58,7 @@ class ForeignFiles(FlatFormat):
             return not look.path.name.startswith(SHARD_PREFIX)
 
     def facts(self, look: Look) -> FlatTokens:
-        return FlatTokens.of(look_at_foreign(look.path, self.read_as))
+        return FlatTokens.of(find_foreign_column(look.path, self.read_as))
 
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         found = super().recognise(look, backend, split)
@@ -72,18 +72,18 @@ class ForeignFiles(FlatFormat):
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
 
     def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
-        """Return the facts of each file at a path, by the dataset of the first one. Raises as `look_at_foreign`.
+        """Return the facts of each file at a path, by the dataset of the first one. Raises as `find_foreign_column`.
 
         Raises
         ------
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = self._known.pop(files[0], None) or look_at_foreign(files[0], self.read_as)
+        first = self._known.pop(files[0], None) or find_foreign_column(files[0], self.read_as)
         read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:
-            columns.append(look_at_foreign(file, read_as))
+            columns.append(find_foreign_column(file, read_as))
             _require_alike(first, columns[-1])
         return tuple(map(FlatTokens.of, columns))
 
@@ -98,7 +98,7 @@ class ForeignFiles(FlatFormat):
         path = found.path
         column = found.column
         if column is None or (identity is not None and column.identity != identity):
-            column = look_at(path, None, read_as=self.read_as, identity=identity)
+            column = find_column(path, None, read_as=self.read_as, identity=identity)
         if meta.field is None:
             return FlatCorpus(path, meta, open_stored(column, access), digest)
         values = column.fields.get(meta.field.name)

@@ -16,7 +16,7 @@ from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta
 
 
 class Column(NamedTuple):
-    """One dataset of an HDF5 file, as a look into the file has found it: see `look_at`.
+    """One dataset of an HDF5 file, as a look into the file has found it: see `find_column`.
 
     Attributes
     ----------

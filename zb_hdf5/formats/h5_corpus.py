@@ -25,7 +25,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
-from zb_hdf5.formats.inspection import GROWS, look_at
+from zb_hdf5.formats.inspection import GROWS, find_column
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -67,7 +67,7 @@ class HDF5Corpus(Corpus):
     ) -> None:
         require_options(access, verify)
         if column is None:
-            column = look_at(any_path(path), layout, field=field, read_as=read_as, identity=identity)
+            column = find_column(any_path(path), layout, field=field, read_as=read_as, identity=identity)
         self._column = column
         if verify in ("batch", "store") and (column.is_foreign or not column.complete):
             facts = f"{column.path}: {column.name} cannot be verified"

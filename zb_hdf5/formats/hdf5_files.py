@@ -15,7 +15,7 @@ from zb_hdf5.formats.foreign_files import ForeignFiles
 from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
-from zb_hdf5.formats.inspection import look_at
+from zb_hdf5.formats.inspection import find_column
 from zb_hdf5.read_as import AS_STORED
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 
@@ -30,7 +30,7 @@ class HDF5Files(Format):
 
     def found_file(self, look: Look) -> Found:
         warn_of_mask(self.read_as)
-        column = look_at(look.path, None, read_as=self.read_as)
+        column = find_column(look.path, None, read_as=self.read_as)
         return Found(look.path, self.name, column.meta.layout, column=column)
 
     def open_found(self, found: Found) -> Corpus:

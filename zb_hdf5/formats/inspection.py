@@ -69,7 +69,7 @@ def _is_ours(h5: h5py.File) -> bool:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether this project has written an HDF5 file. Raises as `look_at`."""
+    """Return whether this project has written an HDF5 file. Raises as `find_column`."""
     with h5_damage(path):
         h5 = open_h5_for_reading(path)
     with h5_damage(path), h5:
@@ -96,7 +96,7 @@ def _is_corpus(h5: h5py.File, path: Path) -> bool:
 # --- batches and streams ---------------------------------------------------------------------------------------------
 
 
-def look_at(
+def find_column(
     path: Path,
     layout: str | None = BATCHES_LAYOUT,
     *,
@@ -148,13 +148,13 @@ def look_at(
         return _with_extents(h5, column, stored)
 
 
-def look_at_foreign(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
+def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
     """Look into an HDF5 file of another program, and return the column of its tokens.
 
     Parameters
     ----------
     read_as, identity
-        As for `look_at`.
+        As for `find_column`.
 
     Raises
     ------

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.errors import FormatError
-from zb_hdf5.formats.inspection import look_at
+from zb_hdf5.formats.inspection import find_column
 from zb_hdf5.spec import NOT_COUNTED, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, is_sha256
 from zb_hdf5.store.parsed_arrays import require_field, require_paths
 from zb_hdf5.store.shard_table import ShardEntry
@@ -31,7 +31,7 @@ def foreign_shards(value: dict[str, Any], path: Path) -> tuple[StoreMeta, list[S
     for name, token_count, sha256 in rows:
         if token_count < 0 or not is_sha256(sha256):
             raise FormatError(f"{path}: {name}: expected a token_count and a sha256, found {token_count}, {sha256!r}")
-    column = look_at(path.parent / names[0], STREAM_LAYOUT)
+    column = find_column(path.parent / names[0], STREAM_LAYOUT)
     meta = column.meta
     entries = [
         ShardEntry(

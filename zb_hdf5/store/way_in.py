@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-
-from zb_hdf5.errors import ConvertError, FormatError, ZbError, conversion_call
+from zb_hdf5.errors import ConvertError, FormatError, conversion_call
 from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -17,10 +14,11 @@ from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.format_list import format_named
 from zb_hdf5.store.recognition import flat_at, source_name_of
-from zb_hdf5.text.lacking_text import CHAT_KINDS, IDS_COLUMNS
+from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.text.text_corpus import FILE_KINDS
-from zb_hdf5.trainers.hf import HF, TEXT_COLUMN, files_of
+from zb_hdf5.trainers.hf import HF, files_of
 from zb_hdf5.trainers.id_tables import ParquetIds, kind_of_file
+from zb_hdf5.trainers.row_columns import TEXT_COLUMN, RowColumns
 
 #: Folders in a folder that are looked at, and those that a message names.
 MAX_FOLDERS: Final = 16
@@ -29,8 +27,6 @@ FOLDERS_SHOWN: Final = 5
 ANY_TOKENIZER: Final = "byte"
 #: The signatures of files of rows.
 ROWS_NOUNS: Final = ("a Parquet file", "JSON", "an Arrow file", "an Arrow stream")
-#: The types of text in Arrow and in JSON.
-TEXT_KINDS: Final = ("str", "string", "large_string", "string_view")
 #: The ending of files that have ids alone: text is not read from them.
 ARROW_SUFFIX: Final = ".arrow"
 #: The signatures of files that belong to the index of their folder.
@@ -80,40 +76,6 @@ def _of_file(look: Look) -> FormatError | None:
         call = conversion_call(path.parent, STREAM_LAYOUT)
         return FormatError(f"{path}: expected the folder of a data set, found {signature.noun}: {call}")
     return None
-
-
-class RowColumns(NamedTuple):
-    """The columns of a file of rows by which it may be converted; "": it has none of that kind.
-
-    Attributes
-    ----------
-    ids
-        The column of lists of ids: one of a known name, or the only one.
-    text, chats
-        The columns of text, and of lists of messages.
-    """
-
-    ids: str
-    text: str
-    chats: str
-
-    @classmethod
-    def of(cls, look: Look) -> RowColumns:
-        """Find the columns of a file of rows; none in a damaged one, or in another file."""
-        try:
-            kinds = kind_of_file(look).kinds(look.path)
-        except (OSError, ZbError):
-            return cls("", "", "")
-        lists = [name for name, kind in kinds.items() if isinstance(kind, np.dtype) and kind.kind in "iu"]
-        texts = [name for name, kind in kinds.items() if kind in TEXT_KINDS]
-        chats = next((name for name, kind in kinds.items() if str(kind).startswith(CHAT_KINDS)), "")
-        return cls(_known_or_only(IDS_COLUMNS, lists), _known_or_only((TEXT_COLUMN,), texts), chats)
-
-
-def _known_or_only(known: Sequence[str], found: Sequence[str]) -> str:
-    """Return the first known name that was found; else the only one that was found; "": there are others."""
-    only = found[0] if len(found) == 1 else ""
-    return next((name for name in known if name in found), only)
 
 
 def way_of_rows(source: Look) -> str:

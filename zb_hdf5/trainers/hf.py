@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, IncompleteError, ZbError, conversion_call
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, listed
@@ -22,9 +20,9 @@ from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
 from zb_hdf5.text.json_lines import JsonLinesFile
-from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
 from zb_hdf5.trainers.index_folder import json_object
+from zb_hdf5.trainers.row_columns import RowColumns
 
 #: The name of the format.
 HF: Final = "hf"
@@ -34,8 +32,6 @@ INFO_NAME: Final = "dataset_info.json"
 SPLITS_NAME: Final = "dataset_dict.json"
 #: The key of each by which a saved data set is known: a folder of tokens may have a `state.json` of a loader.
 SAVED_KEYS: Final = {STATE_NAME: "_data_files", SPLITS_NAME: "splits"}
-#: The column by which a file of text is known.
-TEXT_COLUMN: Final = "text"
 #: The endings of files in a folder: files of one row are of one kind.
 FILE_SUFFIXES: Final[tuple[tuple[str, ...], ...]] = ((".parquet",), (".arrow",), JsonLinesFile.suffixes)
 
@@ -199,10 +195,9 @@ class HuggingFace(RowsFormat):
             if look.is_dir and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
                 return True
             first = files_of(path)[0]
-            kinds = kind_of_file(look.of(first)).kinds(first)
         except (OSError, ZbError):
             return False
-        return TEXT_COLUMN not in kinds and any(isinstance(kinds.get(name), np.dtype) for name in IDS_COLUMNS)
+        return RowColumns.of(look.of(first)).are_ids
 
     def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
         return open_hf(paths, **options)

@@ -32,7 +32,7 @@ from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
-from zb_hdf5.formats.inspection import is_ours, look_at
+from zb_hdf5.formats.inspection import find_column, is_ours
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
@@ -353,8 +353,8 @@ class OffsetFile(_DocumentFile):
     def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
         unwritten = FILL if layout.fills else None
         try:
-            self._values = look_at(path, None, read_as=ReadAs(layout.name, unwritten=unwritten))
-            self._offsets = look_at(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten))
+            self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten))
+            self._offsets = find_column(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten))
         except FormatError as error:
             if error.remedy is Remedy.UNWRITTEN:
                 error.remedy = Remedy.FILL

@@ -103,11 +103,6 @@ class Pair:
         self.is_of_trainer = target in document_targets()
 
     @property
-    def is_staged(self) -> bool:
-        """Whether documents become a stream before they become rows, which are cut from the whole stream."""
-        return is_staged(self.roles)
-
-    @property
     def is_stream(self) -> bool:
         """Whether documents are kept, and do not become rows."""
         return self._row is None
@@ -117,8 +112,8 @@ class Pair:
         """The dtype of new tokens of the target; "auto": the smaller one that fits."""
         return "auto" if self._row is None else self._row.default_dtype
 
-    def any(self) -> bool:
-        """Return whether it is a pair."""
+    def always(self) -> bool:
+        """Return that an option applies."""
         return True
 
     def has_a_codec(self) -> bool:
@@ -153,11 +148,11 @@ class Pair:
 
     def has_shards_of_a_size(self) -> bool:
         """Return whether the size of the result is known before it is written."""
-        return not self.is_staged
+        return not is_staged(self.roles)
 
     def is_shared_out(self) -> bool:
         """Return whether each of several jobs may write a part: rows are cut from all documents together."""
-        return not self.is_staged or self._row is None or Role.TEXTS in self.roles
+        return not is_staged(self.roles) or self._row is None or Role.TEXTS in self.roles
 
 
 def is_staged(roles: Collection[Role]) -> bool:
@@ -250,7 +245,7 @@ def option(
     kind: str | tuple[str, ...] | Mapping[str, Any],
     text: str,
     *takers: Taking,
-    where: Callable[[Pair], bool] = Pair.any,
+    where: Callable[[Pair], bool] = Pair.always,
     instead_of: str = "",
     of_trainers: bool = True,
     of_live: bool = True,

@@ -1,6 +1,7 @@
 """One protocol for every loader, those under the seeds' own names included; and states that say their kind."""
 
 import contextlib
+import gc
 import inspect
 import json
 import threading
@@ -357,6 +358,7 @@ def test_a_loader_that_another_thread_closes_ends_or_names_the_reason(name, way,
         assert way == "loop" or errors
         errors.clear()  # their tracebacks hold the files that were read
         loader.close()
+    gc.collect()  # of a chain of errors, the frames that had the mapping of a file hold each other
     assert open_files() == before
 
 

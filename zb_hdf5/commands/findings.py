@@ -139,8 +139,8 @@ def _locks(folder: Path, network: str | None) -> Finding:
 def _layout(corpus: Corpus) -> Finding:
     if corpus.tokens.wait is Wait.DECODE:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    extents = getattr(corpus.tokens.open_file(0, 0).unchecked(), "extents", None)
-    found = describe_layout(extents, corpus.meta.batch_bytes)
+    file = corpus.tokens.open_file(0, 0).resolve()
+    found = describe_layout(None if file is None else file.extents, corpus.meta.batch_bytes)
     good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
     remedy = "convert it again, for faster reads"
     if flat_format(corpus.backend) is not None:  # its own program writes it like this

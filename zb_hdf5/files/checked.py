@@ -195,7 +195,6 @@ class Checked(Wrapper, UnitTokens):
         "identity",
         "name",
         "num_tokens",
-        "plain",
         "rows",
         "tokens",
         "unit",
@@ -213,9 +212,9 @@ class Checked(Wrapper, UnitTokens):
         self._path = str(path)
         self._noun = noun
         self._strict = strict
-        self.plain = tokens.plain if self.unit == tokens.unit else None
-        if self.plain is not None:
-            self.plain.look_up = rows.look_up
+        file = tokens.resolve()
+        if file is not None and file.unit == self.unit:
+            file.look_up = rows.look_up
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
@@ -230,6 +229,7 @@ class Checked(Wrapper, UnitTokens):
         return start % self.unit == 0 and (stop % self.unit == 0 or stop == self.num_tokens)
 
     def compare(self, runs: Iterable[TokenRun]) -> None:
+        """Compare the whole units in runs that were read from the file. Raises as `read`."""
         unit = self.unit
         num_tokens = self.num_tokens
         for start, out in runs:
@@ -277,8 +277,8 @@ class Checked(Wrapper, UnitTokens):
             ]
         self.tokens.will_gather(starts, counts)
 
-    def unchecked(self) -> FileTokens | None:
-        return None if self._strict else self.tokens.unchecked()
+    def resolve(self) -> FileTokens | None:
+        return self.tokens.resolve()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Checked, (self.tokens, self.rows, any_path(self._path), self._noun, self._strict, self.unit)

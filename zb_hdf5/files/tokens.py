@@ -78,10 +78,8 @@ class Tokens(ABC):
         The facts that differ for a later file of the same name; () for the tokens of many files.
     file
         The one file that holds all tokens, if it is read without HDF5; else None.
-    plain
-        The tokens of one file with all units at a constant stride; else None.
     residency
-        The findings of reads about the pages of the files; without files, one that nobody changes.
+        The findings of reads about the pages of the files. Tokens without pages share one, which matters to none.
     """
 
     __slots__ = ()
@@ -93,7 +91,6 @@ class Tokens(ABC):
     wait: Wait
     identity: Identity
     file: Ranges | None = None
-    plain: FileTokens | None = None
     residency: Residency = Residency(0)
 
     @abstractmethod
@@ -159,10 +156,6 @@ class Tokens(ABC):
         """Return whether the tokens at `start` can be read without waiting, as far as the system reports it."""
         return False
 
-    def look(self, starts: Sequence[int]) -> bool:
-        """Return whether the tokens at all of some positions are in memory. Later reads go by that."""
-        return all(map(self.ready, starts))
-
     def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
         """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
 
@@ -172,31 +165,12 @@ class Tokens(ABC):
     def share(self, residency: Residency) -> None:  # noqa: B027 - most have no pages
         """Make these tokens those of one file of many, whose owner looks for the pages of all, and announces reads."""
 
-    def expect(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Look for the pages of tokens that are read next, if that is due, and announce them if they may miss."""
-        residency = self.residency
-        if not starts or residency.was_announced(len(starts)):
-            return
-        if residency.is_look_due():
-            self.look(starts)
-        if not residency.in_memory:
-            self.will_gather(starts, counts)
+    def resolve(self) -> FileTokens | None:
+        """Return the same tokens as those of one file, for short cuts: whoever reads them compares what this would.
 
-    def announce(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Announce tokens that will be read some steps later, unless a look at some of them finds them in memory."""
-        residency = self.residency
-        if residency.is_look_ahead_due() and len(starts):
-            self.look(starts[:: -(-len(starts) // LOOKED_AHEAD_AT)])
-        if not residency.in_memory:
-            residency.announce_ahead(len(starts))
-            self.will_gather(starts, counts)
-
-    def unchecked(self) -> FileTokens | None:
-        """Return the tokens of one file that are read without a check, for reads of several files at once; or None."""
+        None: they are in several files, or are decoded or changed on their way.
+        """
         return None
-
-    def compare(self, runs: Iterable[TokenRun]) -> None:  # noqa: B027 - most have nothing to compare with
-        """Compare the whole units in runs that `unchecked` has read. Raises as `read`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -218,6 +192,32 @@ class Tokens(ABC):
         The token at position `start`, which is in this file, is about to be read.
         """
         return self
+
+
+def are_ready(tokens: Tokens, starts: Sequence[int]) -> bool:
+    """Return whether the tokens at all of some positions are in memory. Later reads go by that."""
+    return tokens.residency.found(all(map(tokens.ready, starts)))
+
+
+def expect(tokens: Tokens, starts: Sequence[int], counts: Sequence[int]) -> None:
+    """Look for the pages of tokens that are read next, if that is due, and announce them if they may miss."""
+    residency = tokens.residency
+    if not starts or residency.was_announced(len(starts)):
+        return
+    if residency.is_look_due():
+        are_ready(tokens, starts)
+    if not residency.in_memory:
+        tokens.will_gather(starts, counts)
+
+
+def announce(tokens: Tokens, starts: Sequence[int], counts: Sequence[int]) -> None:
+    """Announce tokens that will be read some steps later, unless a look at some of them finds them in memory."""
+    residency = tokens.residency
+    if residency.is_look_ahead_due() and len(starts):
+        are_ready(tokens, starts[:: -(-len(starts) // LOOKED_AHEAD_AT)])
+    if not residency.in_memory:
+        residency.announce_ahead(len(starts))
+        tokens.will_gather(starts, counts)
 
 
 def gather_from(flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
@@ -306,7 +306,8 @@ class FileTokens(Tokens):
         self.name = file.name
         self.access = file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
-        self.look_up: Callable[[], Callable[[int], int]] | None = None  # see `Crc32Rows`; None: reads are not compared
+        #: Returns a function from the number of a unit to its crc32; None: it has none, or nobody compares it.
+        self.look_up: Callable[[], Callable[[int], int]] | None = None
         #: Views of the units, read-only and private; None: not mapped yet.
         self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (None, None)
         self._at_hand: AtHand | None = None
@@ -325,10 +326,6 @@ class FileTokens(Tokens):
     @property
     def identity(self) -> Identity:  # type: ignore[override]
         return self.file.identity
-
-    @property
-    def plain(self) -> FileTokens | None:  # type: ignore[override]
-        return self if len(self.extents.runs) == 1 else None
 
     @property
     def residency(self) -> Residency:  # type: ignore[override]
@@ -386,7 +383,7 @@ class FileTokens(Tokens):
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         self._read_before = None  # rows do not take it up: it would be kept for ever
         if not self._is_part and not self.residency.in_memory:
-            self.expect(starts.tolist(), [out.shape[1]] * len(starts))
+            expect(self, starts.tolist(), [out.shape[1]] * len(starts))
         flat = self.flat()
         if flat is None or not len(starts):
             self.file.read_ranges(self.extents.ranges_of_rows(starts, out))
@@ -480,14 +477,11 @@ class FileTokens(Tokens):
         self.file.require_whole()
         return [FilePart(self.file.fd, start, stop) for start, stop in self.extents.byte_ranges]
 
-    def unchecked(self) -> FileTokens:
+    def resolve(self) -> FileTokens:
         return self
 
     def ready(self, start: int) -> bool:
         return self.wait is Wait.LOCAL and page_in_memory(self.file.fd, self._offset(start))
-
-    def look(self, starts: Sequence[int]) -> bool:
-        return self.residency.found(super().look(starts))
 
     def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         """Announce rows, with their surroundings while these are likely to be in memory when they are needed."""
@@ -542,14 +536,14 @@ class FileTokens(Tokens):
 
 
 def read_together(reads: Sequence[tuple[Tokens, Iterable[TokenRun]]]) -> bool:
-    """Read runs of several objects at the same time, without a check.
+    """Read runs of several objects at the same time, and compare nothing.
 
     Return False, and read nothing, unless each of the tokens are in a single object.
     """
     found = [
         (file.file, file, runs)
         for tokens, runs in reads
-        if (file := tokens.unchecked()) is not None and isinstance(file.file, RemoteObject)
+        if (file := tokens.resolve()) is not None and isinstance(file.file, RemoteObject)
     ]
     if len(found) < len(reads):
         return False
@@ -586,9 +580,6 @@ class Wrapper(Tokens):
     def ready(self, start: int) -> bool:
         return self.tokens.ready(start)
 
-    def look(self, starts: Sequence[int]) -> bool:
-        return self.tokens.look(starts)
-
     def will_need(self, start: int, stop: int) -> None:
         self.tokens.will_need(start, stop)
 
@@ -606,6 +597,7 @@ class ClosedTokens(Wrapper):
     """The tokens of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     file = None
+    residency = Residency(0)  # nothing is found in memory
 
     def __init__(self, tokens: Tokens) -> None:
         self._wrap(tokens)
@@ -614,7 +606,7 @@ class ClosedTokens(Wrapper):
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this reader was closed")
 
-    read = gather = view = ready = look = announce = will_need = will_gather = _refuse  # type: ignore[assignment]
+    read = gather = view = ready = will_need = will_gather = _refuse  # type: ignore[assignment]
 
     def close(self) -> None:
         pass

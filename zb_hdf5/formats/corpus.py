@@ -30,7 +30,7 @@ from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock, kept_property
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import require_wanted
-from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.corpus_documents import CorpusDocuments
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
@@ -837,11 +837,11 @@ class Batches:
     def announce_records(self, records: npt.NDArray[np.int64], length: int) -> None:
         """Announce records of some length that will be read some steps later, in any order: see `read_records_into`."""
         starts = self.windows.starts(records, length).tolist()
-        self.tokens.announce(starts, [length] * len(starts))
+        announce(self.tokens, starts, [length] * len(starts))
 
     def are_cached(self, records: npt.NDArray[np.int64], seq_len: int) -> bool:
         """Return whether some records are in memory, as far as the system reports it: later reads go by that."""
-        return self.tokens.look(self.windows.starts(records, seq_len).tolist())
+        return are_ready(self.tokens, self.windows.starts(records, seq_len).tolist())
 
     def is_cached(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.

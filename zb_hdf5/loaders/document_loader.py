@@ -20,7 +20,7 @@ from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.files.tokens import Tokens, announce, expect
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
@@ -125,7 +125,7 @@ def _fill(values: npt.NDArray[Any], places: list[int], parts: list[TokenArray]) 
 
 def _parts(tokens: Tokens, starts: list[int], counts: list[int]) -> list[TokenArray]:
     """Return tokens from some positions on: views of a mapping where they are in memory, else read together."""
-    tokens.expect(starts, counts)
+    expect(tokens, starts, counts)
     # this asks for the size of each file once; a view of a file asks for its size at each document
     flat = tokens.flat() if len(tokens.starts) <= len(starts) + 1 else None
     if flat is not None:
@@ -407,7 +407,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         lengths = self.documents.lengths(documents).astype(np.int64)
         for column in (self._tokens, *self._columns.values()):
             size = value_count(column)
-            column.tokens.announce((starts * size).tolist(), (lengths * size).tolist())
+            announce(column.tokens, (starts * size).tolist(), (lengths * size).tolist())
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""

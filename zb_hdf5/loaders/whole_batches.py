@@ -190,11 +190,13 @@ class WholeBatches:
         """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""
         start = number * self._unit
         file = bisect_right(self._starts, start) - 1
+        return BatchPlace(number, file, number - self._starts[file] // self._unit, self._plain(file, start))
+
+    def _plain(self, file: int, start: int) -> FileTokens | None:
+        """Return the tokens of a file, of which batches at a constant stride are the units; else None."""
         tokens = self._reader.tokens  # each time: the tokens of a reader that was closed have no places
-        plain = (tokens.known.get(file) or tokens.open_file(file, start)).plain
-        if plain is None or plain.unit != self._unit:
-            plain = None
-        return BatchPlace(number, file, number - self._starts[file] // self._unit, plain)
+        plain = (tokens.known.get(file) or tokens.open_file(file, start)).resolve()
+        return plain if plain is not None and plain.unit == self._unit and len(plain.extents.runs) == 1 else None
 
     def read_by_position(self, number: int) -> torch.Tensor:
         """Return one batch by a positioned read, wherever it is."""
@@ -220,10 +222,8 @@ class WholeBatches:
 
     def _meet(self, file: int, number: int) -> Met:
         """Open the file of a batch that is about to be read, and ask for its size."""
-        tokens = self._reader.tokens
-        known = tokens.known.get(file) or tokens.open_file(file, number * self._unit)
-        plain = known.plain
-        if plain is None or plain.unit != self._unit:
+        plain = self._plain(file, number * self._unit)
+        if plain is None:
             return None, None, None
         views, crc32, _, _ = plain.at_hand(self.gives_views)
         if views is None:

@@ -440,15 +440,14 @@ class Cached(Wrapper):
         """The units that this process has read from the store, since the cache did not have them."""
         return sum(self._num_fetched.copy().values())
 
-    @property
-    def plain(self) -> FileTokens | None:  # type: ignore[override]
-        """The data file of the cache, whose marks name the units in it; None if it is closed."""
+    def resolve(self) -> FileTokens | None:
+        """Return the data file of the cache, which has the units with a crc32 other than -1; None if it is closed."""
         if not self.column.is_open:
             return None
         rows = self.column.rows
-        plain = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
-        plain.look_up = self.column.look_up
-        return plain
+        file = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
+        file.look_up = self.column.look_up
+        return file
 
     @property
     def residency(self) -> Residency:  # type: ignore[override]
@@ -549,9 +548,6 @@ class Cached(Wrapper):
         if self.column.has(start // self.unit):
             return self.column.rows.ready(start)
         return self.wait is Wait.LOCAL and self.tokens.ready(start)
-
-    def look(self, starts: Sequence[int]) -> bool:
-        return self.residency.found(all(map(self.ready, starts)))
 
     def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         units = [start // self.unit for start in starts]

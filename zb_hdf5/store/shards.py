@@ -24,7 +24,7 @@ from zb_hdf5.errors import (
     UnverifiableError,
     ZbError,
 )
-from zb_hdf5.files.checked import Crc32Rows, checked, crc32_of, stored_crc32
+from zb_hdf5.files.checked import Checked, Crc32Rows, checked, crc32_of, stored_crc32
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
@@ -32,7 +32,7 @@ from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, on_failure
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.residency import Residency
-from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
+from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
@@ -199,10 +199,16 @@ class Sharded(Tokens):
                 firsts.setdefault(number, start + done)
                 done += min(left, len(out) - done)
         for some in self._groups([*parts]):
-            reads = [(self.open_file(number, firsts[number]), parts[number]) for number in some]
-            together = len(reads) > 1 and read_together(reads)
-            for file, mine in reads:
-                (file.compare if together else file.read)(mine)
+            self._read_parts([(self.open_file(number, firsts[number]), parts[number]) for number in some])
+
+    def _read_parts(self, reads: Sequence[tuple[Tokens, list[TokenRun]]]) -> None:
+        """Read runs of some files, of objects at the same time."""
+        is_done = len(reads) > 1 and not self._compares_all and read_together(reads)
+        for file, runs in reads:
+            if not is_done:
+                file.read(runs)
+            elif isinstance(file, Checked):
+                file.compare(runs)
 
     def _groups(self, parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
         """Yield the parts of a read, one of each file, whose files are open together: all, if these are objects."""
@@ -212,7 +218,7 @@ class Sharded(Tokens):
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         if self.wait is Wait.LOCAL and not self.residency.in_memory:
-            self.expect(starts.tolist(), [out.shape[1]] * len(starts))
+            expect(self, starts.tolist(), [out.shape[1]] * len(starts))
         if len(self._firsts) == 1:
             self.open_file(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
             return
@@ -247,7 +253,8 @@ class Sharded(Tokens):
             (self.open_file(number, int(starts[first])), starts[first:stop] - self._starts[number], rows[first:stop])
             for number, first, stop in parts
         ]
-        if not read_together([(file, zip(within.tolist(), some, strict=True)) for file, within, some in reads]):
+        rows_of = [(file, zip(within.tolist(), some, strict=True)) for file, within, some in reads]
+        if self._compares_all or not read_together(rows_of):
             for file, within, some in reads:
                 file.gather(within, some)
 
@@ -257,7 +264,7 @@ class Sharded(Tokens):
         if count == 1:
             return self.open_file(0, 0).flat() if self.num_tokens else None
         may_wait = self.asked == "auto" and not self.residency.in_memory
-        if may_wait or count > MAX_JOINED or len(self._known) < count:
+        if self._compares_all or may_wait or count > MAX_JOINED or len(self._known) < count:
             return None
         if count not in self._joined:
             self._joined[count] = self._join([self._known[number] for number in range(count)])
@@ -273,7 +280,7 @@ class Sharded(Tokens):
 
     def _join(self, known: Sequence[Tokens]) -> tuple[TokenArray, list[FileTokens]] | None:
         """Map the files side by side; None if one may not be mapped, or does not fill whole pages."""
-        files = [file for file in (each.unchecked() for each in known) if file is not None]
+        files = [file for file in (each.resolve() for each in known) if file is not None]
         parts = [file.parts() for file in files]
         if len(files) < len(known) or not all(parts) or any(file.dtype != self.dtype for file in files):
             return None
@@ -294,9 +301,6 @@ class Sharded(Tokens):
         except (ZbError, OSError):  # its read raises this, and waits for nothing
             return True
         return file.ready(within)
-
-    def look(self, starts: Sequence[int]) -> bool:
-        return self.residency.found(super().look(starts))
 
     def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         parts: dict[int, tuple[list[int], list[int]]] = {}
@@ -337,6 +341,11 @@ class Sharded(Tokens):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+    @property
+    def _compares_all(self) -> bool:
+        """Whether all reads are compared with their crc32, in whole units."""
+        return self._verify == "batch"
 
     # --- the files ------------------------------------------------------------------------------------------------
 

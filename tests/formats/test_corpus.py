@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from commandline import report_of
 
 import zb_hdf5
 from zb_hdf5 import (
@@ -21,6 +22,7 @@ from zb_hdf5 import (
     open_corpus,
     open_reader,
 )
+from zb_hdf5.commands.zb import zb
 
 DOCUMENTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
 IDS = [token for each in DOCUMENTS for token in (*each, 0)]
@@ -172,3 +174,45 @@ def test_the_names_that_a_corpus_has_replaced_are_gone():
     gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice")
     text = "\n".join(path.read_text() for path in Path(zb_hdf5.__file__).parent.rglob("*.py"))
     assert not [name for name in gone if re.search(rf"\b{name}\b", text)]
+
+
+@pytest.mark.parametrize("shuffle", ["sequential", "global", "records", ("block", 2)])
+@pytest.mark.parametrize("documents", [False, True])
+def test_windows_that_overlap_make_each_token_a_target_once(shuffle, documents, tmp_path):
+    ids = np.random.default_rng(1).integers(1, 60_000, 1003).astype(np.uint16)
+    with HDF5ShardWriter(tmp_path / "dna.h5", dtype="uint16", boundary_token_id=0) as writer:
+        writer.write_document(ids[:-1])
+    whole = np.append(ids[:-1], 0)
+    how = {"targets": True, "documents": documents, "shuffle": shuffle, "rank": 0, "world_size": 1, "last": "short"}
+    with open_corpus(tmp_path / "dna.h5") as corpus:
+        batches = corpus.batches(batch_size=3, seq_len=40, stride=30, context_targets=False)
+        assert batches[1][0].tolist() == whole[90:130].tolist()
+        counts = np.zeros(len(whole), int)
+        with Loader(batches, **how) as loader:
+            num_records = loader.num_records
+            for step in loader:
+                x, y = (step["tokens"], step["targets"]) if documents else step
+                assert x.shape[1] == y.shape[1] == 40
+                for row, targets in zip(x.numpy(), y.numpy(), strict=True):
+                    start = next(at for at in range(0, 1000, 30) if (whole[at : at + 40] == row).all())
+                    is_target = targets != -100
+                    np.testing.assert_array_equal(targets[is_target], whole[start + 1 : start + 41][is_target])
+                    counts[start + 1 : start + 41] += is_target
+        last = (num_records - 1) * 30 + 40
+        assert counts.tolist() == [0] + [1] * last + [0] * (len(whole) - last - 1)
+
+
+def test_windows_that_overlap_resume_exactly_and_are_counted(stream):
+    with open_corpus(stream) as corpus:
+        batches = corpus.batches(batch_size=2, seq_len=6, stride=2)
+        with Loader(batches, targets=True, rank=0, world_size=1) as loader:
+            next(loader)
+            state = loader.state_dict()
+            expected = [each.tolist() for each in next(loader)]
+        again = corpus.batches(batch_size=1, seq_len=6, stride=2)
+        with Loader(again, batch_size=2, targets=True, rank=0, world_size=1) as loader:
+            loader.load_state_dict(state)
+            assert [each.tolist() for each in next(loader)] == expected
+        records = batches.num_records
+    found = report_of(zb, "info", stream, "--batch-size", 2, "--seq-len", 6, "--stride", 2)
+    assert found["epoch"]["records"] == records == (len(IDS) - 4) // 2

@@ -268,6 +268,7 @@ def describe_epoch(
     path: Path,
     batch_size: int | None,
     seq_len: int | None,
+    stride: int | None,
     world_size: int,
     read_as: ReadAs,
     split: str | None,
@@ -275,6 +276,8 @@ def describe_epoch(
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
     batches, _ = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=split or AUTO_SPLIT)
     with batches:
+        if stride is not None:
+            batches = batches.corpus.batches(batch_size, seq_len, stride)
         rows = batch_size or batches.batch_size
         length = seq_len or batches.seq_len
         if batches.seq_len % length:

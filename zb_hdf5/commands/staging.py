@@ -50,7 +50,7 @@ def stage_batches(
     """
     with loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
-        batches = Batches(cache.over(loader.batches), loader.batches.windows)
+        batches = loader.batches.with_windows(loader.batches.windows, cache.over(loader.batches))
         columns = [batches, *map(batches.field, fields)]
         needed = batches_of_ranks(loader, ranks, world_size)
         if not needed.size:  # the state is at the end of its epoch

@@ -22,6 +22,9 @@ _epoch_option = option_group("Epoch of a loader")
     "--batch-size", type=FROM_1, help="Show the epoch of a loader with this batch size. [default: as stored]"
 )
 @_epoch_option("--seq-len", type=FROM_1, help="Show the epoch of a loader of so many tokens. [default: as stored]")
+@_epoch_option(
+    "--stride", type=FROM_1, help="Tokens from one record of a token stream to the next. [default: --seq-len]"
+)
 @_epoch_option("--world-size", type=FROM_1, help="Show the epoch of a loader on so many ranks. [default: 1]")
 @dataset_options
 @output_options
@@ -29,6 +32,7 @@ def zb_info(
     path: Path,
     batch_size: int | None,
     seq_len: int | None,
+    stride: int | None,
     world_size: int | None,
     read_as: ReadAs,
     split: str | None,
@@ -41,6 +45,7 @@ def zb_info(
     \b
     Example: zb info data/train
     Example: zb info stream.h5 --batch-size 64 --seq-len 1024 --world-size 8
+    Example: zb info genome.h5 --batch-size 1 --seq-len 8192 --stride 7992
     """
     from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
 
@@ -49,8 +54,8 @@ def zb_info(
         return unfinished
     description = describe(path, read_as, split)
     lines = describe_lines(description)
-    if batch_size or seq_len or world_size:
-        epoch = describe_epoch(path, batch_size, seq_len, world_size or 1, read_as, split)
+    if batch_size or seq_len or stride or world_size:
+        epoch = describe_epoch(path, batch_size, seq_len, stride, world_size or 1, read_as, split)
         lines.append(("epoch", epoch_text(epoch)))
         description["epoch"] = epoch
     return Output(description, lines, exit_code=description.get("exit_code", 0))

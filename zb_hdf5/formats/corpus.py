@@ -278,7 +278,14 @@ class Corpus:
 
     # --- batches -------------------------------------------------------------------------------------------------
 
-    def batches(self, batch_size: int | None = None, seq_len: int | None = None, stride: int | None = None) -> Batches:
+    def batches(
+        self,
+        batch_size: int | None = None,
+        seq_len: int | None = None,
+        stride: int | None = None,
+        *,
+        context_targets: bool = True,
+    ) -> Batches:
         """Return the tokens as batches of records.
 
         Parameters
@@ -288,14 +295,21 @@ class Corpus:
         seq_len
             Tokens of a record. None: as they are stored.
         stride
-            Tokens from one record of a stream to the next. None: `seq_len`, so that no two records share a token.
+            Tokens from one record of a stream to the next. None: `seq_len`, so that no two records share a token. A
+            loader with targets reads one token more for each record, which is the target of the last one.
+        context_targets
+            False: a loader gives the first `seq_len - stride` targets of each record of a stream but the first one as
+            -100: their tokens are there as context, and each token is a target exactly once.
 
         Raises
         ------
         ArgumentError
             If a stream has no shape, or stored batches another one.
         """
-        return Batches(self, self._windows(batch_size, seq_len, stride))
+        windows = self._windows(batch_size, seq_len, stride)
+        return Batches(
+            self, windows, reads_targets=self.is_stream, num_context=0 if context_targets else windows.overlap
+        )
 
     def _windows(self, batch_size: int | None, seq_len: int | None, stride: int | None) -> Windows:
         stored = self.windows
@@ -495,16 +509,22 @@ class Batches:
         The tokens. `close` closes them.
     windows
         The cut of the tokens into records and batches.
+    reads_targets
+        Whether a loader with targets reads a token more after each record; else the last token of a record is a target.
+    num_context
+        Tokens at the beginning of each record but the first one that are context only: their targets are -100.
 
     Attributes
     ----------
-    corpus, windows
+    corpus, windows, reads_targets, num_context
         As they were given.
     """
 
-    def __init__(self, corpus: Corpus, windows: Windows) -> None:
+    def __init__(self, corpus: Corpus, windows: Windows, *, reads_targets: bool = False, num_context: int = 0) -> None:
         self.corpus = corpus
         self.windows = windows
+        self.reads_targets = reads_targets
+        self.num_context = num_context
         self._counts = (corpus.num_tokens, *windows.cut(corpus.num_tokens))
         self.meta: StoreMeta = corpus.meta_of(windows, self._counts[1])
         self._fingerprinted: tuple[int, str | None] = (-1, None)  # of so many tokens
@@ -863,7 +883,23 @@ class Batches:
         ArgumentError
             If no corpus may have batches of that size.
         """
-        return Batches(self.corpus, self.windows.resized(batch_size))
+        return self.with_windows(self.windows.resized(batch_size))
+
+    def for_targets(self) -> Batches:
+        """Return the batches that a loader with targets reads."""
+        windows = self.windows
+        if not self.reads_targets:
+            return self
+        return Batches(self.corpus, windows._replace(length=windows.length + 1), num_context=self.num_context)
+
+    def with_windows(self, windows: Windows, corpus: Corpus | None = None) -> Batches:
+        """Return batches of other windows, or of another corpus, that are read as these are."""
+        return Batches(
+            self.corpus if corpus is None else corpus,
+            windows,
+            reads_targets=self.reads_targets,
+            num_context=self.num_context,
+        )
 
     def close(self) -> None:
         """Close the corpus. Views that were returned stay valid."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
-from zb_hdf5.documents.pieces import Pieces, spans_of_pieces
+from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
@@ -128,6 +128,8 @@ class StepValues:
         The values follow from the pieces of the records.
     has_targets
         The targets follow from fields of the store.
+    has_context
+        Some targets are those of tokens that are context only.
     of_one_shape
         The values of steps of as many rows have the same shapes.
     """
@@ -159,10 +161,12 @@ class StepValues:
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=capacity)}
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
+        self._num_context = reader.num_context if targets else 0
         self._ends_documents = bool(self._documents or spans)
         self.as_dict = bool(fields) or self._ends_documents
         self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
         self.has_targets = self._stored_targets is not None
+        self.has_context = self._num_context > 0
         self.of_one_shape = not spans and _OF_SEGMENTS.isdisjoint(self._documents)
         self._require_stored()
 
@@ -244,9 +248,17 @@ class StepValues:
             found = views.next_tokens(tokens, pieces)
         if self._stored_targets is not None:
             self._stored_targets.put_into(found, partial(self._all_values, request=request, num_rows=len(found)))
+        if self._num_context:
+            records = self._records_of(request)
+            found[: len(records)][records > 0, : self._num_context] = IGNORED_TARGET
         if pieces is not None and self._masked:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
         return found[:, : self._num_inputs]
+
+    def _records_of(self, request: StoredRequest) -> npt.NDArray[np.int64]:
+        """Return the numbers of the records of a request."""
+        size = self._reader.batch_size
+        return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
 
     def _field(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
         """Return the values of the inputs of a request."""

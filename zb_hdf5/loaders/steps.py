@@ -149,7 +149,7 @@ class StepReader:
         self._device = device
         self._values: StepValues | None = None  # the steps are tokens, or two views of them
         asked = (fields != (), documents is not False, spans, mask_documents)
-        if any(asked) or (targets and (reader.has_padding or has_targets(reader))):
+        if any(asked) or (targets and (reader.has_padding or has_targets(reader) or reader.num_context)):
             values = StepValues(
                 reader,
                 seq_len,
@@ -160,7 +160,7 @@ class StepReader:
                 spans=spans,
                 labels=labels,
             )
-            if values.as_dict or values.needs_pieces or values.has_targets:
+            if values.as_dict or values.needs_pieces or values.has_targets or values.has_context:
                 self._values = values
         self.as_dict = self._values is not None and self._values.as_dict
         self.of_one_shape = self._values is None or self._values.of_one_shape

@@ -163,7 +163,7 @@ def _cache_of(cache: str | os.PathLike[str] | Cache) -> Cache:
 
 def _behind_cache(batches: Batches, cache: str | os.PathLike[str] | Cache | None) -> Batches:
     """Return batches with a cache in front of their corpus, if there is one."""
-    return batches if cache is None else Batches(_cache_of(cache).over(batches), batches.windows)
+    return batches if cache is None else batches.with_windows(batches.windows, _cache_of(cache).over(batches))
 
 
 def open_reader(
@@ -243,7 +243,8 @@ def _windows_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, o
     """
     if overlap < 0:
         raise ArgumentError(f"overlap must be at least 0, found {overlap}")
-    batches = corpus.batches(batch_size, None if seq_len is None else seq_len + overlap, seq_len)
+    windows = corpus.batches(batch_size, None if seq_len is None else seq_len + overlap, seq_len).windows
+    batches = Batches(corpus, windows)
     if not batches.num_records:
         more = f" and {overlap} more" if overlap else ""
         raise ArgumentError(
@@ -297,7 +298,8 @@ def _of_open(
     with on_failure(corpus.close) if split is not None else nullcontext():
         if isinstance(source, Corpus):
             return _batches_over(corpus, batch_size, seq_len, overlap), split is not None
-        return (source if split is None else Batches(corpus, source.windows)), split is not None
+        batches = source.for_targets() if overlap else source
+        return (batches if split is None else batches.with_windows(batches.windows, corpus)), split is not None
 
 
 def _batches_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, overlap: int) -> Batches:

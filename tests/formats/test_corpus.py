@@ -65,7 +65,7 @@ def test_a_stream_is_its_tokens_its_documents_and_its_fields(stream):
 def test_wrong_positions_and_documents_are_named(stream):
     with open_corpus(stream) as corpus:
         with pytest.raises(BatchIndexError, match="no document 4: it has 4, counted from 0"):
-            _ = corpus.documents[4]
+            _ = corpus.documents[np.int64(4)]
         with pytest.raises(ArgumentError, match="expected a slice of tokens without a step"):
             _ = corpus.tokens[::2]
         with pytest.raises(ArgumentError, match="expected a slice of tokens without a step"):
@@ -216,3 +216,17 @@ def test_windows_that_overlap_resume_exactly_and_are_counted(stream):
         records = batches.num_records
     found = report_of(zb, "info", stream, "--batch-size", 2, "--seq-len", 6, "--stride", 2)
     assert found["epoch"]["records"] == records == (len(IDS) - 4) // 2
+
+
+def test_documents_are_a_source_of_grain(stream):
+    grain = pytest.importorskip("grain")
+    with open_corpus(stream) as corpus:
+        source = grain.MapDataset.source(corpus.documents)
+        assert [each.ids.tolist() for each in source] == [[*each, 0] for each in DOCUMENTS]
+        shuffled = iter(source.shuffle(seed=1).map(lambda document: document.id).to_iter_dataset())
+        first = next(shuffled)
+        state = shuffled.get_state()
+        rest = list(shuffled)
+        shuffled.set_state(state)
+        assert list(shuffled) == rest
+        assert sorted([first, *rest]) == ["d0", "d1", "d2", "d3"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -161,12 +162,12 @@ class CorpusDocuments(Sequence[CorpusDocument]):
         return len(self._table)
 
     @overload
-    def __getitem__(self, number: int) -> CorpusDocument: ...
+    def __getitem__(self, number: SupportsIndex) -> CorpusDocument: ...
 
     @overload
     def __getitem__(self, number: slice) -> list[CorpusDocument]: ...
 
-    def __getitem__(self, number: int | slice) -> CorpusDocument | list[CorpusDocument]:
+    def __getitem__(self, number: SupportsIndex | slice) -> CorpusDocument | list[CorpusDocument]:
         """Return a document, or some in a list; negative numbers count from the end.
 
         Raises
@@ -176,6 +177,7 @@ class CorpusDocuments(Sequence[CorpusDocument]):
         """
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
+        number = operator.index(number)
         wanted = number + len(self) if number < 0 else number
         if not 0 <= wanted < len(self):
             raise BatchIndexError(f"{self._corpus.path}: no document {number:,}: it has {len(self):,}, counted from 0")

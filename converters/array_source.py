@@ -35,6 +35,8 @@ from zb_hdf5.store.format_list import FORMATS, batch_format
 
 #: Tokens of a record, where neither the caller nor an array of records gives a number.
 DEFAULT_SEQ_LEN: Final = 512
+#: No more entries of a source.
+NOTHING_MORE: Final[Mapping[str, Any]] = {}
 
 
 class ArrayFile(ABC):
@@ -68,6 +70,10 @@ class ArrayFile(ABC):
     def reads_alone(self) -> bool:
         """Whether a record is read without others, such as those of its compressed chunk."""
         return True
+
+    def compare_digests(self) -> None:
+        """Compare the file with the digest that it holds, if it holds one. Raises as `require_digests`."""
+        return
 
     @abstractmethod
     def open(self) -> Tokens:
@@ -154,6 +160,10 @@ class ArraySource(BatchSource):
         The share of the records that is held out as the split "val": of the shuffled ones the last.
     target
         The number or the size of the shards of the split for training, where records are held out.
+    described
+        More entries of the source in `shards.json`.
+    suspects
+        The options that an id outside of the range proves wrong.
 
     Attributes
     ----------
@@ -176,6 +186,8 @@ class ArraySource(BatchSource):
         pad_id: int = 0,
         val_fraction: float = 0.0,
         target: Target | None = None,
+        described: Mapping[str, Any] = NOTHING_MORE,
+        suspects: tuple[str, ...] = (),
     ) -> None:
         self.paths = [file.path for file in files]
         self.dtypes = [file.dtype for file in files]
@@ -207,8 +219,11 @@ class ArraySource(BatchSource):
         self.order = write_order(total, seed) if shuffle else None
         self._open_files: OpenFiles[Tokens] = OpenFiles("pread")  # touched pages of a mapping count as own memory
         self._count_tokens(remainder)
+        self.suspects = suspects
         if val_fraction:
             self._hold_out(val_fraction, target)
+        self.description |= described
+        self._is_compared = False
 
     def _count_tokens(self, remainder: str) -> None:
         """Decide which records are stored, and count the others."""
@@ -289,6 +304,13 @@ class ArraySource(BatchSource):
         start_s = time.perf_counter()
         tokens.read([(first, np.empty(count, tokens.dtype))])
         return time.perf_counter() - start_s
+
+    def check_reads(self) -> None:
+        """Compare the files that have a digest with it, once: records are read from anywhere in them."""
+        if not self._is_compared:
+            for file in self._files:
+                file.compare_digests()
+        self._is_compared = True
 
     def _open(self, name: str, number: int) -> Tokens:
         """Open a column of a file: its tokens (""), or a field."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from zb_hdf5.converters.conversion import STREAM
-from zb_hdf5.converters.sources import SourceKind, sources, target_names
+from zb_hdf5.converters.sources import Source, sources, target_names
 from zb_hdf5.store.format_list import batch_format, row_named
 
 
@@ -54,7 +54,7 @@ def capabilities() -> dict[str, Capability]:
     }
 
 
-def _capability(name: str, kind: SourceKind | None, *, is_target: bool) -> Capability:
+def _capability(name: str, kind: Source | None, *, is_target: bool) -> Capability:
     ours = batch_format(name)
     theirs = row_named(name)
     options = {} if kind is None else kind.options_of("hdf5")

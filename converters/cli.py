@@ -23,7 +23,7 @@ from zb_hdf5.converters.command_options import (
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
 from zb_hdf5.converters.option import Taking
-from zb_hdf5.converters.sources import kind_named, sources, target_names
+from zb_hdf5.converters.sources import source_named, sources, target_names
 from zb_hdf5.errors import ConvertError, ZbError
 from zb_hdf5.option_groups import GroupedOption
 from zb_hdf5.store.format_list import INSTALLED, add_installed, batch_format
@@ -162,7 +162,7 @@ def _takings_of(source_format: str | None, target: str | None) -> dict[str, list
     found: dict[str, list[Taking]] = {}
     for name in names:
         for written in targets:
-            kind = kind_named(name, Conversion((), written, None))
+            kind = source_named(name, Conversion((), written, None))
             for option, taking in kind.options_of(written).items():
                 found.setdefault(option, []).append(taking)
     return found
@@ -264,7 +264,7 @@ def convert_any(
 def _add_pair(name: str) -> None:
     """Register the command of a source and a target, with the options that both have."""
     source_format, _, target = name.partition("-to-")
-    kind = kind_named(source_format, Conversion((), target, None))
+    kind = source_named(source_format, Conversion((), target, None))
     row = batch_format(target)
 
     def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:

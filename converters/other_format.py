@@ -11,7 +11,7 @@ from typing import Final
 
 from zb_hdf5.console import words_of_option
 from zb_hdf5.converters.conversion import STREAM, Conversion
-from zb_hdf5.converters.sources import SOURCES, kind_named, target_of
+from zb_hdf5.converters.sources import FOUND_BY_ENDING, source_named, suffixes_of, target_of
 from zb_hdf5.errors import Remedy, ZbError
 from zb_hdf5.files.listing import folders_in, kept_listings, listed
 from zb_hdf5.files.look import Look
@@ -69,7 +69,8 @@ def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str,
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
-    expected = SOURCES[named].suffixes if named in SOURCES and error.remedy is not Remedy.SOURCE_DTYPE else ()
+    is_by_ending = named in FOUND_BY_ENDING and error.remedy is not Remedy.SOURCE_DTYPE
+    expected = suffixes_of(named) if is_by_ending else ()
     if conversion.source_dtype is None and _may_lack_header(look, expected):
         return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}
@@ -95,7 +96,7 @@ def _line(sources: Sequence[str | os.PathLike[str]], conversion: Conversion, opt
     if conversion.target not in ("auto", target_of(destination)):
         options = {**options, "target": conversion.target}
     words = ["zb", "convert", *map(str, map(any_path, sources)), str(destination)]
-    kind = kind_named(options["source_format"], conversion)
+    kind = source_named(options["source_format"], conversion)
     known = {*kind.options_of_any_target(conversion.is_stream)} - {*options}
     given = {name: getattr(conversion, name) for name in sorted(conversion.given & known)}
     for name, value in {**options, **given}.items():

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.converters.conversion import STREAM, WHOLE, Conversion
-from zb_hdf5.converters.sources import SOURCES, SourceKind
+from zb_hdf5.converters.sources import PACKED, Source
 from zb_hdf5.errors import conversion_call, merge_call
 
 #: The options of each of the two steps, if they are given.
@@ -19,7 +19,7 @@ _OF_RESULT: Final[tuple[str, ...]] = ("codec", "note", "shards")
 STREAM_SUFFIX: Final = "-stream"
 
 
-def refuse_parts_of_rows(conversion: Conversion, kind: SourceKind | None) -> None:
+def refuse_parts_of_rows(conversion: Conversion, kind: Source | None) -> None:
     """Raise `ArgumentError` for a part of rows that are cut from all documents together.
 
     Parameters
@@ -44,7 +44,7 @@ def refuse_parts_of_rows(conversion: Conversion, kind: SourceKind | None) -> Non
     raise error
 
 
-def _lines(conversion: Conversion, kind: SourceKind) -> list[str]:
+def _lines(conversion: Conversion, kind: Source) -> list[str]:
     """Return the calls that write the stream, merge it, write the rows, and merge these."""
     given = {name: getattr(conversion, name) for name in sorted(conversion.given - {"layout", "shard_range"})}
     part = tuple(conversion.shard_range or WHOLE)
@@ -56,7 +56,7 @@ def _lines(conversion: Conversion, kind: SourceKind) -> list[str]:
         first["source_format"] = conversion.source_format
     if not conversion.val_last_shard:  # which is the last file of the source
         first["shards"] = part[1]
-    second = _chosen(given, SOURCES[STREAM].options_of(conversion.target), leave_out=(*first, *both))
+    second = _chosen(given, PACKED.options_of(conversion.target), leave_out=(*first, *both))
     if "shards" in given:
         second["shards"] = given["shards"]
     path: Path = conversion.destination

@@ -17,7 +17,7 @@ from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import DEFAULT_SPLIT, NOT_KNOWN, SHARD_PREFIX
 
 #: That which is converted: batches, or documents.
-Source: TypeAlias = BatchSource | DocumentSource
+Content: TypeAlias = BatchSource | DocumentSource
 #: Tokens that are committed together: the unit of resume is the file, and others may read a part of a large one.
 COMMIT_BYTES: Final = 1 << 30
 

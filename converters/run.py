@@ -26,7 +26,7 @@ from zb_hdf5.converters.engines import (
 )
 from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.packed_source import PackedSource
-from zb_hdf5.converters.plan import Plan, Source
+from zb_hdf5.converters.plan import Content, Plan
 from zb_hdf5.converters.record_source import RecordSource, documents_told
 from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
 from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
@@ -46,8 +46,7 @@ WORKER_BYTES: Final = 192 << 20
 #: Modules that each worker needs.
 PRELOAD: Final = (
     "zb_hdf5.converters.batch_target",
-    "zb_hdf5.converters.foreign_source",
-    "zb_hdf5.converters.npy_source",
+    "zb_hdf5.converters.source_records",
     "zb_hdf5.formats.h5_writer",
     "zb_hdf5.store.shards",
 )
@@ -99,7 +98,7 @@ def _with_plan(
 def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     """Enter a source that keeps files while it is used, and plan its conversion."""
     opened = stack.enter_context(found) if hasattr(found, "__enter__") else found
-    source: Source = opened
+    source: Content = opened
     if not isinstance(opened, BatchSource | DocumentSource):
         source = CompletedSource(opened)
     target = settings.target
@@ -125,7 +124,7 @@ def _gives_documents(source: BatchSource, target: Target) -> bool:
     return target.format in document_targets() or bool(documents_told(source))
 
 
-def _noted(source: Source, target: Target) -> Source:
+def _noted(source: Content, target: Target) -> Content:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
     row = batch_format(target.format)
     if row is not None and row.tokens_only and (not row.holds_batches or target.is_one_file):
@@ -140,7 +139,7 @@ def _noted(source: Source, target: Target) -> Source:
 def _workers_of(plan: Plan, settings: Settings) -> int:
     """Return the number of local processes that was asked for, or that a conversion is worth."""
     asked = settings.work.workers
-    source: Source = plan.source
+    source: Content = plan.source
     if not isinstance(source, BatchSource):
         is_small = 0 < (source.num_tokens or 0) * source.dtype.itemsize < SMALL_BYTES
         wanted = 1 if is_small else default_workers()

@@ -26,7 +26,7 @@ from zb_hdf5.converters.option import Role, Taking
 from zb_hdf5.converters.options import Settings, Target, resolved_as
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.source_paths import SourcePaths
-from zb_hdf5.converters.sources import kind_of, refuse_unused_options, target_names, target_of
+from zb_hdf5.converters.sources import refuse_unused_options, source_at, target_names, target_of
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
@@ -96,7 +96,7 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     for path in paths:
         require_present(path)
     looks = SourcePaths()
-    name, kind = kind_of(paths[0], conversion, looks)
+    name, kind = source_at(paths[0], conversion, looks)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)

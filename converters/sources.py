@@ -1,13 +1,14 @@
-"""The kinds of sources of a conversion: one row for each, with its options and its opener.
+"""The sources of a conversion: how each format is taken, by the options that it takes; and the one of a path.
 
-A format plugs in here: a function that opens its files, as a `BatchSource` or a `DocumentSource`, and one row in
-`SOURCES`. Its command follows from the row, and its options from its roles. Documents of other trainers have a row in
-`FORMATS`, from which their row here follows.
+There are four ways to take one: a corpus as records, a corpus as documents, texts, and rows of ids. Those of a format
+follow from its row in `FORMATS`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from zb_hdf5.errors import ArgumentError, FormatError, ZbError
 from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format_row import FormatRow
-from zb_hdf5.read_as import ReadAs
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.format_list import (
     FORMATS,
     INSTALLED,
@@ -39,19 +40,30 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.format import Found
 
 
+class TakenAs(Enum):
+    """The way in which a source is taken: "module:name" of a function of (paths, settings), which opens it.
+
+    The function returns a `BatchSource` or a `DocumentSource`, or a context manager of one.
+    """
+
+    RECORDS = "zb_hdf5.converters.source_records:open_as_records"
+    DOCUMENTS = "zb_hdf5.converters.source_documents:open_as_documents"
+    TEXTS = "zb_hdf5.converters.text_source:open_text"
+    ROWS = "zb_hdf5.converters.trainer_source:open_rows"
+
+
 @dataclass(frozen=True)
-class SourceKind:
-    """A kind of source, a row of `SOURCES`: its command and its options follow from it.
+class Source:
+    """A source of a conversion: its command and its options follow from it.
 
     Parameters
     ----------
+    taken_as
+        The way in which it is taken.
     noun
         Such a source, in messages and in the help.
     example
         The arguments of an example in the help; `{target}` and `{tokens_only}` are filled in.
-    opener
-        "module:name" of a function of (paths, settings), which returns a `BatchSource` or a `DocumentSource`, or a
-        context manager of one.
     roles
         Its roles in a conversion: it takes the options of all.
     ids_options
@@ -66,9 +78,9 @@ class SourceKind:
         Those of its files, by which they are found.
     """
 
+    taken_as: TakenAs
     noun: str
     example: str
-    opener: str
     roles: tuple[Role, ...]
     ids_options: tuple[str, ...] = ()
     note: str = ""
@@ -117,16 +129,107 @@ class SourceKind:
 
     def open(self, paths: list[Path], settings: Any) -> Any:
         """Open the source."""
-        return resolve_name(self.opener)(paths, settings)
+        return resolve_name(self.taken_as.value)(paths, settings)
 
 
-def _text(name: str) -> SourceKind:
+#: The formats whose files are taken in several ways; and HDF5, which is of other programs too.
+_NPY: Final = "npy"
+_HDF5: Final = "hdf5"
+_HF: Final = "hf"
+_RAGGED: Final = "ragged"
+#: The kind of JSON lines of text.
+_LINES: Final = "jsonl"
+#: The formats whose files are found by their endings alone.
+FOUND_BY_ENDING: Final = (_NPY, *FILE_KINDS)
+
+# --- a corpus as records -----------------------------------------------------------------------------------------
+
+
+def _stored(row: FormatRow) -> Source:
+    """Return stores of a format."""
+    noun, example = row.as_source or ("", "")
+    roles = (Role.STORES,) if row.tokens_only else (Role.FOREIGN, Role.STORES)
+    return Source(TakenAs.RECORDS, noun, f"{example} {{target}}", roles, urls=True)
+
+
+def _any_hdf5() -> Source:
+    """Return HDF5 files for the commands: a look at the first path tells which of two they are."""
+    store = _stored(FORMATS[_HDF5])
+    return replace(
+        store,
+        example=f"{store.example}\n         zb convert {{name}} their-h5/ theirs --dataset tokens",
+        roles=(Role.ARRAYS, Role.FOREIGN, Role.STORES, Role.ANY_HDF5),
+        note="Files of other programs, and folders of them, are shuffled like arrays: a dataset of one axis is a "
+        "stream, one of two axes has records, one of three batches.",
+        several=True,
+    )
+
+
+#: Datasets of other programs: another way to read the files of "hdf5".
+OF_OTHER_PROGRAMS: Final = Source(
+    TakenAs.RECORDS,
+    "HDF5 files of other programs",
+    "",
+    (Role.ARRAYS, Role.FOREIGN),
+    several=True,
+    urls=True,
+)
+#: Files of ids of which none tells documents apart.
+WITHOUT_DOCUMENTS: Final = Source(
+    TakenAs.RECORDS,
+    "token files without documents",
+    "train.bin {target}",
+    (Role.ARRAYS, Role.HEADERLESS),
+    several=True,
+)
+_ARRAYS: Final = Source(
+    TakenAs.RECORDS,
+    ".npy files of tokens",
+    "tokens/ {target} \\\n           --batch-size 32 --shards 4",
+    (Role.ARRAYS,),
+    several=True,
+    suffixes=(".npy",),
+)
+
+# --- a corpus as documents ---------------------------------------------------------------------------------------
+
+#: One stream, whose documents become rows where it lies.
+PACKED: Final = Source(
+    TakenAs.DOCUMENTS,
+    "a token stream of documents",
+    "stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
+    (Role.DOCUMENTS, Role.STREAM, Role.HEADERLESS),
+    note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
+)
+#: Streams of ours, and of every format that is read in place, whose documents are kept.
+_KEPT: Final = Source(
+    TakenAs.DOCUMENTS,
+    "token streams of documents",
+    "stream {target}",
+    (Role.DOCUMENTS, Role.HELD_OUT, Role.KEPT, Role.HEADERLESS),
+    several=True,
+)
+#: 1-D arrays that a boundary token cuts into documents.
+_CUT: Final = Source(
+    TakenAs.DOCUMENTS,
+    "1-D .npy files",
+    "tokens/ stream --boundary-token-id 50256",
+    (Role.DOCUMENTS, Role.CUT),
+    note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
+    "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
+    several=True,
+)
+
+# --- texts, and rows of ids --------------------------------------------------------------------------------------
+
+
+def _texts(name: str) -> Source:
     kind = FILE_KINDS[name]
-    return SourceKind(
-        noun=kind.noun,
-        example=f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
-        opener="zb_hdf5.converters.text_source:open_text",
-        roles=(
+    return Source(
+        TakenAs.TEXTS,
+        kind.noun,
+        f"{kind.example} {{target}} \\\n           --tokenizer tok.json --seq-len 2048 --packing best-fit",
+        (
             *(Role.DOCUMENTS, Role.HELD_OUT, Role.TEXTS),
             *((Role.COLUMNS,) if kind.has_columns else ()),
             *((Role.LINES,) if kind.has_lines else ()),
@@ -139,89 +242,51 @@ def _text(name: str) -> SourceKind:
     )
 
 
-#: The one table of sources. A format of another trainer is one more row, and a function that opens its files.
-SOURCES: Final[dict[str, SourceKind]] = {
-    "npy": SourceKind(
-        noun=".npy files of tokens",
-        example="tokens/ {target} \\\n           --batch-size 32 --shards 4",
-        opener="zb_hdf5.converters.npy_source:open_arrays",
-        roles=(Role.ARRAYS,),
+def _rows(row: FormatRow) -> Source:
+    """Return rows of ids in files of another trainer."""
+    return Source(
+        TakenAs.ROWS,
+        row.noun,
+        "",
+        (Role.DOCUMENTS, Role.HELD_OUT, Role.IDS),
+        ids_options=row.options,
         several=True,
-        suffixes=(".npy",),
-    ),
-    STREAM: SourceKind(
-        noun="a token stream of documents",
-        example="stream {target} \\\n           --seq-len 2048 --packing best-fit{tokens_only}",
-        opener="zb_hdf5.converters.packed_source:open_packed",
-        roles=(Role.DOCUMENTS, Role.STREAM, Role.HEADERLESS),
-        note="The documents are packed into rows of --seq-len tokens, with their fields, spans, ids and metadata.",
-    ),
-    **{name: _text(name) for name in FILE_KINDS},
-}
-#: 1-D arrays that a boundary token cuts into documents: another way to read the files of "npy".
-CUT: Final = SourceKind(
-    noun="1-D .npy files",
-    example="tokens/ stream --boundary-token-id 50256",
-    opener="zb_hdf5.converters.npy_source:open_cut",
-    roles=(Role.DOCUMENTS, Role.CUT),
-    note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
-    "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
-    several=True,
-)
-#: Datasets of other programs: another way to read the files of "hdf5".
-FOREIGN: Final = SourceKind(
-    noun="HDF5 files of other programs",
-    example="",
-    opener="zb_hdf5.converters.foreign_source:open_foreign",
-    roles=(Role.ARRAYS, Role.FOREIGN),
-    several=True,
-    urls=True,
-)
-#: The format of which there are stores, and files of other programs; those of them that hold documents.
-_HDF5: Final = "hdf5"
-_HF: Final = "hf"
-_RAGGED: Final = "ragged"
-#: The kind of JSON lines of text.
-_LINES: Final = "jsonl"
+        suffixes=row.suffixes,
+    )
 
 
-#: Files of ids of which none tells documents apart: records are cut from them.
-FLAT: Final = SourceKind(
-    noun="token files without documents",
-    example="train.bin {target}",
-    opener="zb_hdf5.converters.flat_source:open_flat",
-    roles=(Role.ARRAYS, Role.HEADERLESS),
-    several=True,
-)
-#: Token streams whose documents are kept: those of `STREAM` and of every format that is read in place.
-KEPT: Final = SourceKind(
-    noun="token streams of documents",
-    example="stream {target}",
-    opener="zb_hdf5.converters.stream_source:open_kept",
-    roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.KEPT, Role.HEADERLESS),
-    several=True,
-)
+def sources() -> dict[str, Source]:
+    """Return the sources of all formats: batches first, then streams and texts, then those of other trainers."""
+    names = dict.fromkeys((*batch_formats(), _NPY, STREAM, *FILE_KINDS, *known_formats()))
+    found = {name: _source_of_format(name) for name in names}
+    return {name: source for name, source in found.items() if source is not None}
 
 
-def sources() -> dict[str, SourceKind]:
-    """Return all kinds of sources: stores of each format that has a reader, formats of other trainers, `SOURCES`."""
-    found = {name: _kind_of_format(name) for name in (*batch_formats(), *SOURCES, *known_formats())}
-    return {name: kind for name, kind in found.items() if kind is not None}
-
-
-def _kind_of_format(name: str) -> SourceKind | None:
-    """Return the kind of the sources of a format; None if it has none. One that a program plugs in goes first."""
-    if name in SOURCES:
-        return SOURCES[name]
-    of_trainer = row_named(name)
-    if of_trainer is not None and of_trainer.read_by:
-        return _kind_of_format(of_trainer.read_by)
-    if of_trainer is not None and (of_trainer.has_documents or of_trainer.is_flat):
-        return _of_trainer(of_trainer) if of_trainer.has_documents else _flat(of_trainer)
-    row = batch_format(name)
-    if row is None or not row.holds_batches or not row.as_source:
+def _source_of_format(name: str) -> Source | None:
+    """Return how the files of a format are taken where nothing else is asked for; None: they are no source."""
+    own = {_NPY: _ARRAYS, STREAM: PACKED}
+    if name in own:
+        return own[name]
+    if name in FILE_KINDS:
+        return _texts(name)
+    row = row_named(name)
+    if row is None:
         return None
-    return _any_hdf5(_store(row)) if name == _HDF5 else _store(row)
+    if row.read_by:
+        return _source_of_format(row.read_by)
+    if row.has_documents:
+        return _rows(row)
+    if row.is_flat:
+        return replace(PACKED if row.holds_documents else WITHOUT_DOCUMENTS, noun=row.noun)
+    if not row.holds_batches or not row.as_source:
+        return None
+    return _any_hdf5() if name == _HDF5 else _stored(row)
+
+
+def suffixes_of(name: str) -> tuple[str, ...]:
+    """Return the endings of the files of a format, by which it is found."""
+    source = _source_of_format(name)
+    return () if source is None else source.suffixes
 
 
 def target_names() -> tuple[str, ...]:
@@ -256,48 +321,8 @@ def _suffixes_of(target: str) -> tuple[str, ...]:
     return () if of_trainer is None else of_trainer.suffixes[:1]
 
 
-def _store(row: FormatRow) -> SourceKind:
-    noun, example = row.as_source or ("", "")
-    return SourceKind(
-        noun=noun,
-        example=f"{example} {{target}}",
-        opener="zb_hdf5.converters.store_source:open_stores",
-        roles=(Role.STORES,) if row.tokens_only else (Role.FOREIGN, Role.STORES),
-        urls=True,
-    )
-
-
-def _any_hdf5(store: SourceKind) -> SourceKind:
-    """Return the kind for the commands of HDF5 files: a look at the first path tells which of two it is."""
-    return replace(
-        store,
-        example=f"{store.example}\n         zb convert {{name}} their-h5/ theirs --dataset tokens",
-        roles=(Role.ARRAYS, Role.FOREIGN, Role.STORES, Role.ANY_HDF5),
-        note="Files of other programs, and folders of them, are shuffled like arrays: a dataset of one axis is a "
-        "stream, one of two axes has records, one of three batches.",
-        several=True,
-    )
-
-
-def _of_trainer(row: FormatRow) -> SourceKind:
-    return SourceKind(
-        noun=row.noun,
-        example="",
-        opener="zb_hdf5.converters.trainer_source:open_trainer_documents",
-        roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.IDS),
-        ids_options=row.options,
-        several=True,
-        suffixes=row.suffixes,
-    )
-
-
-def _flat(row: FormatRow) -> SourceKind:
-    """Return the kind of a flat format: a token stream, or arrays if its files tell no documents apart."""
-    return replace(SOURCES[STREAM] if row.holds_documents else FLAT, noun=row.noun)
-
-
-def kind_of(path: Path, conversion: Conversion, looks: SourcePaths) -> tuple[str, SourceKind]:
-    """Return the kind of a source: by its name, its suffix, or the content of its files.
+def source_at(path: Path, conversion: Conversion, looks: SourcePaths) -> tuple[str, Source]:
+    """Return the format of a source, and how it is taken: by its name, its suffix, or the content of its files.
 
     Parameters
     ----------
@@ -305,43 +330,40 @@ def kind_of(path: Path, conversion: Conversion, looks: SourcePaths) -> tuple[str
         Keeps what is found at the path.
     """
     with Look(path) as look:
-        return _kind_at(look, conversion, looks)
+        return _source_at(look, conversion, looks)
 
 
-def _kind_at(look: Look, conversion: Conversion, looks: SourcePaths) -> tuple[str, SourceKind]:
+def _source_at(look: Look, conversion: Conversion, looks: SourcePaths) -> tuple[str, Source]:
     name = conversion.source_format
     if name == "auto":
         name = _found(look, conversion, looks)
     elif (row := row_named(name)) is not None and row.read_by:
         name = row.read_by
     if _lacks_documents(name, conversion):
-        return name, FLAT
-    if name == "npy" and conversion.target in document_targets() and _has_records(look):
-        return name, SOURCES[name]
+        return name, WITHOUT_DOCUMENTS
+    if name == _NPY and conversion.target in document_targets() and _has_records(look):
+        return name, _ARRAYS
     if name not in ("auto", _HDF5):
-        return name, kind_named(name, conversion)
-    return (_HDF5, FOREIGN) if _is_of_others(look, conversion, looks) else (name, _store(FORMATS[_HDF5]))
-
-
-def _is_of_others(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
-    """Return whether a path has HDF5 files of another program."""
-    from zb_hdf5.converters.foreign_source import is_of_others  # h5py, which help does not need
-
-    try:
-        return looks.at(look.path, read_as=_read_as(conversion)).foreign_dataset is not None
-    except ZbError:  # whoever opens it says so
-        return is_of_others(look)
+        return name, source_named(name, conversion)
+    if looks.is_of_other_programs(look, _read_as(conversion)):
+        return _HDF5, OF_OTHER_PROGRAMS
+    return name, _stored(FORMATS[_HDF5])
 
 
 def _read_as(conversion: Conversion) -> ReadAs:
-    """Return how a conversion asks for files to be read; `ArgumentError` if its options contradict each other."""
-    return ReadAs(
-        dataset=conversion.dataset,
-        axes=conversion.axes,
-        channel=conversion.channel,
-        field_channels=conversion.field_channels or {},
-        unwritten=conversion.unwritten,
-    )
+    """Return how a conversion asks for files to be read. Options that contradict each other are refused later."""
+    try:
+        return ReadAs(
+            dataset=conversion.dataset,
+            axes=conversion.axes,
+            channel=conversion.channel,
+            field_channels=conversion.field_channels or {},
+            source_dtype=conversion.source_dtype,
+            skip_bytes=conversion.skip_bytes or 0,
+            unwritten=conversion.unwritten,
+        )
+    except ArgumentError:
+        return AS_STORED
 
 
 def _lacks_documents(name: str, conversion: Conversion) -> bool:
@@ -368,12 +390,12 @@ def _has_records(look: Look) -> bool:
     """Return whether the first `.npy` file at a path is an array of two axes."""
     from zb_hdf5.formats.npy import npy_header
 
-    files = flat_files("npy", look)
+    files = flat_files(_NPY, look)
     return bool(files) and len(npy_header(look.of(files[0]))[0]) == 2
 
 
-def kind_named(name: str, conversion: Conversion) -> SourceKind:
-    """Return the kind of a source of a format; "auto": a store of any.
+def source_named(name: str, conversion: Conversion) -> Source:
+    """Return how the files of a format are taken for a conversion; "auto": a store of any.
 
     Raises
     ------
@@ -381,21 +403,21 @@ def kind_named(name: str, conversion: Conversion) -> SourceKind:
         If it is no format that is a source.
     """
     if _is_kept(name, conversion):
-        return KEPT
-    if name == "npy" and (conversion.is_stream or conversion.boundary_token_id is not None):
-        return CUT
-    kind = _kind_of_format(_HDF5 if name == "auto" else name)
-    if kind is None:
+        return _KEPT
+    if name == _NPY and (conversion.is_stream or conversion.boundary_token_id is not None):
+        return _CUT
+    source = _source_of_format(_HDF5 if name == "auto" else name)
+    if source is None:
         unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
         raise noted(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
-    return kind
+    return source
 
 
 def _is_kept(name: str, conversion: Conversion) -> bool:
     """Return whether a source is a token stream whose documents are kept as they lie."""
-    row = None if name in SOURCES else row_named(name)  # one that a program plugs in goes first
+    row = row_named(name)
     is_in_place = name == STREAM or (row is not None and row.is_flat)
-    if name == "npy":  # to a stream, and with a boundary token, it is cut into documents
+    if name == _NPY:  # to a stream, and with a boundary token, it is cut into documents
         return conversion.target in document_targets() and conversion.boundary_token_id is None
     several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
     has_more = (several or bool(conversion.val_fraction)) and (row is None or row.holds_documents)
@@ -412,18 +434,20 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
     name = _name_of_trainer(look, conversion)
     takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
+        with suppress(ZbError):  # whoever opens it says so
+            looks.at(path, read_as=_read_as(conversion), look=look)
         return headerless_name(look)
     if name and conversion.tokenizer is None:
         return name
-    for known, kind in SOURCES.items():  # a tokenizer asks for text, also where ids lie beside it
-        if _is_named_as(path, kind.suffixes):
+    for known in FOUND_BY_ENDING:  # a tokenizer asks for text, also where ids lie beside it
+        if _is_named_as(path, suffixes_of(known)):
             return known
     if name:
         return name
-    if conversion.dataset is not None or _is_of_others(look, conversion, looks):
+    if conversion.dataset is not None or looks.is_of_other_programs(look, _read_as(conversion)):
         return "auto"
     try:
-        return _name_of_found(looks.at(path))
+        return _name_of_found(looks.at(path, look=look))
     except FormatError:
         name = "" if is_store(look) else _read_by_conversions(look, conversion)
         if not name:
@@ -433,10 +457,12 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
 
 def _is_of_ours(look: Look, conversion: Conversion, looks: SourcePaths) -> bool:
     """Return whether a path is a store or a file of ours, which no other format is asked about."""
-    if look.path.name.lower().endswith(SOURCES["npy"].suffixes) or not is_store(look):
+    endings = tuple(ending for row in batch_formats().values() if row.holds_batches for ending in row.file_suffixes)
+    is_named = look.is_dir or look.path.name.endswith((".json", *endings))  # no other file is opened for this
+    if not is_named or not is_store(look):
         return False
     try:
-        return looks.at(look.path, read_as=_read_as(conversion)).foreign_dataset is None
+        return looks.at(look.path, read_as=_read_as(conversion), look=look).foreign_dataset is None
     except ZbError:  # whoever opens it says so
         return False
 
@@ -490,7 +516,7 @@ def _holds(folder: Path, suffixes: tuple[str, ...]) -> bool:
     return folder.is_dir() and bool(listed(folder, *suffixes).names)
 
 
-def _lacks_required(path: Path, kind: SourceKind, name: str) -> ArgumentError:
+def _lacks_required(path: Path, kind: Source, name: str) -> ArgumentError:
     """Return the error of a source without an option that it needs."""
     from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
 
@@ -501,7 +527,7 @@ def _lacks_required(path: Path, kind: SourceKind, name: str) -> ArgumentError:
     return ArgumentError(f"{path}: {kind.noun} need {name}{maker}{more}", options=[name])
 
 
-def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) -> None:
+def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> None:
     """Raise `ArgumentError` for options that were given and that this source has no use for."""
     unknown = sorted(conversion.given - _possible(kind, conversion))
     rows = [name for name in unknown if conversion.is_stream and name in kind.row_options()]
@@ -533,7 +559,7 @@ def refuse_unused_options(path: Path, kind: SourceKind, conversion: Conversion) 
             )
 
 
-def _require_taken(path: Path, kind: SourceKind, conversion: Conversion, takings: dict[str, Taking]) -> None:
+def _require_taken(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
     """Raise `ArgumentError` for values that this source does not take, and if it lacks one that it needs."""
     for name, taking in takings.items():
         value = getattr(conversion, name)
@@ -545,14 +571,14 @@ def _require_taken(path: Path, kind: SourceKind, conversion: Conversion, takings
             raise _lacks_required(path, kind, name)
 
 
-def _possible(kind: SourceKind, conversion: Conversion) -> set[str]:
+def _possible(kind: Source, conversion: Conversion) -> set[str]:
     """Return the names of the options that apply to batches, or to a stream, of any format."""
     known = {*kind.options_of_any_target(conversion.is_stream)}
     draws = not conversion.is_stream or conversion.val_fraction
     return known if draws else known - {"seed"}
 
 
-def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[str]) -> ArgumentError:
+def _unused(facts: str, kind: Source, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
     if "memory" in names and "workers" in known:
@@ -565,6 +591,6 @@ def _unused(facts: str, kind: SourceKind, conversion: Conversion, names: list[st
 
 def _owners(names: list[str]) -> str:
     """Return the kinds of sources that take all of these options, in words."""
-    kinds = {**sources(), _HDF5: _store(FORMATS[_HDF5]), f"{_HDF5} of other programs": FOREIGN}
+    kinds = {**sources(), _HDF5: _stored(FORMATS[_HDF5]), f"{_HDF5} of other programs": OF_OTHER_PROGRAMS}
     owners = [name for name, kind in kinds.items() if {*names} <= {*kind.options_of_any_target(is_stream=False)}]
     return ", ".join(owners) or "other conversions"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.array_source import ArraySource
+from zb_hdf5.converters.array_source import ArrayFile, ArraySource
 from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts
 from zb_hdf5.converters.options import Settings, Target
@@ -21,8 +20,6 @@ from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.loaders.order import IndexArray, Permutation
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.format_list import batch_format
-
-_File = TypeVar("_File")
 
 
 class SplitOrder(Permutation):
@@ -160,8 +157,7 @@ def _shards_of(split: str, part: ArraySource, records: int, most: int) -> list[S
 
 
 def arrays_of_splits(
-    files: Sequence[_File],
-    paths: Sequence[Path],
+    files: Sequence[ArrayFile],
     settings: Settings,
     build: Callable[..., ArraySource],
     options: dict[str, Any],
@@ -171,14 +167,13 @@ def arrays_of_splits(
     Parameters
     ----------
     files
-        The files, as `build` takes them.
-    paths
-        The path of each.
+        The arrays.
     build
         Makes a source of some of the files, with options.
     options
         Those of an `ArraySource`.
     """
+    paths = [file.path for file in files]
     told: list[str] = []
     if not settings.input.is_one_split:
         told = named_splits(paths, settings.paths)

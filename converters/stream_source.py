@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
 from zb_hdf5.converters.conversion import STREAM, InputOptions
-from zb_hdf5.converters.flat_source import cut_flat, flat_files_at, without_documents
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
@@ -23,8 +21,8 @@ from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
 from zb_hdf5.formats.format import Found
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, StoreMeta, TokenArray, documents_path, stored_dtype
-from zb_hdf5.store.format_list import flat_format, row_named
+from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, NOT_KNOWN, StoreMeta, TokenArray, documents_path, stored_dtype
+from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.store_corpus import StoreCorpus
 
@@ -339,11 +337,6 @@ def _opened(found: Found, split: str | None) -> StoreCorpus:
         return stream_of(found, split)
 
 
-def _backend(settings: Settings) -> str:
-    """Return the format that is asked for; "auto" of a stream of ours."""
-    return settings.source_format if flat_format(settings.source_format) is not None else "auto"
-
-
 def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list[int]:
     """Return the cuts of a file into groups. See `StreamFile`."""
     start, stop = stream.tokens.starts[number : number + 2]
@@ -358,6 +351,16 @@ def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list
             "tokens belong to no document; write the stream again"
         )
     return sorted({0, *table.number_of(targets.astype(np.uint64)).tolist(), table.count})
+
+
+def without_documents(stream: StoreCorpus) -> str:
+    """Return the words for the first file of a stream that lacks the file of its documents; "": of another format."""
+    flat = flat_format(stream.backend)
+    if flat is None or not flat.documents_suffix:
+        return ""
+    counts = list(stream.index.table.values["document_count"])
+    name = stream.files[counts.index(NOT_KNOWN)].name
+    return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 
 def files_beside(backend: str, path: Path) -> list[Path]:
@@ -413,40 +416,3 @@ def require_no_unfit(path: Path, meta: StoreMeta) -> None:
             "alone",
             options=["tokens_only"],
         )
-
-
-def open_kept(paths: list[Path], settings: Settings) -> DocumentSource:
-    """Open streams as documents, as a conversion asks; files without documents are cut at boundary tokens."""
-    options = settings.input
-    tokens_only = settings.target.tokens_only
-    is_bounded = settings.bound_bytes is not None
-    require_named_once(paths, "documents")
-    backend = _backend(settings)
-    at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
-    streams = [stream_of(found, None) for found in at_paths.values()]
-    unknown = [stream for stream in streams if not stream.has_documents]
-    for stream in streams:
-        stream.close()
-        if not tokens_only:
-            require_no_unfit(stream.path, stream.index.meta)
-    if unknown and options.boundary_token_id is not None:
-        found = flat_files_at(paths, backend, settings)
-        if found is not None:
-            if is_bounded:
-                raise ArgumentError(
-                    f"{paths[0]}: memory bounds documents whose number is known before they are cut: leave it out, or "
-                    "convert to a stream first",
-                    options=["memory"],
-                )
-            return cut_flat(found, settings)
-    row = row_named(settings.target.format)
-    holds_documents = row is None or row.holds_documents or row.holds_batches
-    if unknown and holds_documents and not tokens_only:
-        raise ArgumentError(
-            f"{unknown[0].path}: tells no documents apart{without_documents(unknown[0])}: pass boundary_token_id, the "
-            "token between them, or tokens_only to take each file as one document",
-            options=["boundary_token_id", "tokens_only"],
-        )
-    in_pieces = bool(unknown) and not holds_documents
-    read_tokens = BOUNDED_TOKENS if is_bounded else None
-    return StreamSource(at_paths, options, settings.target.dtype, in_pieces=in_pieces, read_tokens=read_tokens)

@@ -1,4 +1,4 @@
-"""Files of another trainer as a source of documents: the row of their format opens them."""
+"""Rows of ids in files of another trainer as a source of documents: the code of their format opens them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zb_hdf5.store.format_list import format_named, package_of, rows_format
 from zb_hdf5.trainers.guards import GuardedSource
 
 
-def open_trainer_documents(paths: list[Path], settings: Settings) -> DocumentSource:
+def open_rows(paths: list[Path], settings: Settings) -> DocumentSource:
     """Open files by the code of their format, which gets those of the options that its row names."""
     name = settings.source_format
     row = format_named(name)

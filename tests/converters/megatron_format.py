@@ -5,11 +5,12 @@ import struct
 import numpy as np
 
 from zb_hdf5 import FormatError, IncompleteError
-from zb_hdf5.converters.npy_source import ArrayKind
-from zb_hdf5.converters.option import Role
-from zb_hdf5.converters.sources import SOURCES, SourceKind
+from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.store.format_list import FORMATS
 
 MAGIC = b"MMIDIDX\x00\x00"
 #: Magic, version, code of the dtype, number of sequences, number of edges of documents.
@@ -88,22 +89,27 @@ class MegatronSource(DocumentSource):
             yield Encoded(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
 
 
-def open_megatron(paths, settings):
-    files = ArrayKind("megatron", ".bin", Megatron).expand(paths)
-    return MegatronSource(files, settings.input.vocab_size)
+class MegatronPairs(RowsFormat):
+    """Pairs of files, and folders of them."""
+
+    def fits(self, look):
+        return True
+
+    def documents(self, paths, *, vocab_size):
+        return MegatronSource(files_at(paths, ".bin"), vocab_size)
 
 
-SOURCE = SourceKind(
+ROW = FormatRow(
+    name="megatron",
     noun="Megatron-LM files",
-    example="corpus.bin {target}",
-    opener=f"{__name__}:open_megatron",
-    roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.IDS),
-    ids_options=("vocab_size",),
-    several=True,
     suffixes=(".bin",),
+    place=f"{__name__}:MegatronPairs",
+    has_documents=True,
+    options=("vocab_size",),
+    holds_documents=True,
 )
 
 
 def plug_in():
     """Make the format known, as a program does before it imports the commands."""
-    SOURCES["megatron"] = SOURCE
+    FORMATS["megatron"] = ROW

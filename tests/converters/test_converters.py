@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from array_tokens import npy_source
 from commandline import one_error, report_of, run
 from contents import batches_of, files_in, label_batches, write_batches
 from contract import random_tokens
@@ -26,7 +27,6 @@ from zb_hdf5 import ConvertError, IncompleteError, ShardIndex, open_reader, open
 from zb_hdf5 import write_batch_file as write_native
 from zb_hdf5.converters.arguments import convert as run_pipe
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.store_source import StoreSource
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import INDEX_NAME
@@ -241,7 +241,7 @@ def test_a_stream_in_fortran_order_is_the_same_stream(shuffle, tmp_path):
     data = io.BytesIO()
     np.lib.format.write_array_header_1_0(data, {"descr": "<u4", "fortran_order": True, "shape": tokens.shape})
     (tmp_path / "in.npy").write_bytes(data.getvalue() + tokens.tobytes())
-    opened = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=SEQ_LEN, seed=3, shuffle=shuffle)
+    opened = npy_source([tmp_path / "in.npy"], batch_size=4, seq_len=SEQ_LEN, seed=3, shuffle=shuffle)
     found = np.empty((2, 4, SEQ_LEN), "<u4")
     opened.read_into(0, found)
     order = write_order(8, 3).indices(np.arange(8)) if shuffle else np.arange(8)
@@ -252,7 +252,7 @@ def test_more_files_than_may_be_open_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("zb_hdf5.files.paths.descriptor_room", lambda needed: 3)
     for number in range(10):
         save(tmp_path / "in" / f"{number}.npy", numbered(5, 5 * number))
-    opened = NpySource([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)
+    opened = npy_source([tmp_path / "in"], batch_size=2, seq_len=SEQ_LEN, seed=3)
     found = np.empty((opened.num_batches, 2, SEQ_LEN), "<u4")
     for number in range(opened.num_batches):
         opened.read_into(number, found[number : number + 1])
@@ -289,10 +289,10 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
         options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 1, "shuffle": shuffle, "remainder": remainder}
         if batches < shards:
             with pytest.raises(ConvertError):
-                run_pipe(NpySource([folder], **options), "hdf5", folder / "out", shards=shards)
+                run_pipe(npy_source([folder], **options), "hdf5", folder / "out", shards=shards)
             assert not (folder / "out").exists()
             return
-        report = run_pipe(NpySource([folder], **options), "hdf5", folder / "out", shards=shards)
+        report = run_pipe(npy_source([folder], **options), "hdf5", folder / "out", shards=shards)
         stored = records_of(folder / "out")
     counts, kept = report.counts, batches * batch_size
     assert counts.tokens_in == first - 1
@@ -518,7 +518,7 @@ def test_any_way_through_the_formats_keeps_every_token(num_batches, shape, dtype
         for number, (before, after) in enumerate(itertools.pairwise(path), 1):
             if before == "npy":
                 options = {"batch_size": shape[0], "seq_len": shape[1], "seed": 0, "shuffle": False, "dtype": dtype}
-                opened = NpySource([current], **options)
+                opened = npy_source([current], **options)
             else:
                 opened = StoreSource(current, before)
             shards = min(cuts[number - 1], num_batches)
@@ -668,7 +668,7 @@ def test_force_replaces_only_at_the_end_and_a_failing_conversion_nothing(old, tm
     def watch(tokens):
         seen.append(records_of(old))
 
-    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
+    opened = npy_source([source], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
     run_pipe(opened, "hdf5", old, force=True, progress=watch)
     assert len(seen) > 0
     for records in seen:
@@ -700,7 +700,7 @@ def test_files_that_appear_during_the_conversion_are_kept(name, source, tmp_path
     if replaces:
         succeed("npy-to-hdf5", source, target, *SHAPE)
     before = files_in(tmp_path)
-    opened = NpySource([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
+    opened = npy_source([source], batch_size=4, seq_len=SEQ_LEN, seed=0)
     with pytest.raises(ConvertError, match="notes" if replaces else "exists"):
         run_pipe(opened, backend, target, force=replaces, progress=appear)
     after = {path: data for path, data in files_in(tmp_path).items() if not path.startswith("out.partial/")}
@@ -713,7 +713,7 @@ def test_files_that_appear_during_the_conversion_are_kept(name, source, tmp_path
 def test_a_failure_between_the_renames_of_a_swap_keeps_the_old_store(error, call, source, tmp_path, monkeypatch):
     succeed("npy-to-hdf5", source, tmp_path / "out", *SHAPE, "--no-shuffle")
     new = save(tmp_path / "in" / "new.npy", numbered(48, 1000))
-    opened = NpySource([new], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
+    opened = npy_source([new], batch_size=4, seq_len=SEQ_LEN, seed=0, shuffle=False)
     real, calls = os.replace, []
 
     def replace(old_path, new_path):

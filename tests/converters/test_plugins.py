@@ -17,7 +17,6 @@ from interrupted import Failing, Stops
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.sources import SOURCES
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.verify import verify_store
@@ -29,18 +28,15 @@ SHAPE = {"batch_size": 4, "seq_len": 16, "seed": 3}
 @pytest.fixture(autouse=True)
 def plugged_in(monkeypatch):
     """Plug both in, as a program does that then imports the commands."""
-    tables = (SOURCES, FORMATS)
-    before = [dict(table) for table in tables]
-    for table in tables:
-        for name in ("tok", "megatron"):
-            table.pop(name, None)
+    before = dict(FORMATS)
+    for name in ("tok", "megatron"):
+        FORMATS.pop(name, None)
     monkeypatch.delitem(sys.modules, "zb_hdf5.converters.cli", raising=False)
     tok_format.plug_in()
     megatron_format.plug_in()
     yield
-    for table, rows in zip(tables, before, strict=True):  # in their order, which decides for other tests
-        table.clear()
-        table.update(rows)
+    FORMATS.clear()
+    FORMATS.update(before)  # in their order, which decides for other tests
 
 
 @pytest.mark.parametrize(("module", "most"), [(tok_format, 150), (megatron_format, 250)])

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from array_tokens import npy_source
 from commandline import report_of as json_of
 from commandline import run
 from commandline import succeed as run_well
@@ -35,7 +36,6 @@ from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import WHOLE, Conversion
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import journal_name, read_journal
-from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.files.publishing import PartialDirectory
 
@@ -71,7 +71,7 @@ def begun(*arguments, script=CONVERT):
 
 def interrupt(path, destination, num_shards, note="resume=True", **how):
     """Leave a conversion of which some shards are finished."""
-    source, seen = NpySource([path], batch_size=B, seq_len=S, seed=42), []
+    source, seen = npy_source([path], batch_size=B, seq_len=S, seed=42), []
 
     def progress(tokens):
         seen.append(tokens)
@@ -258,7 +258,7 @@ def test_an_interrupted_conversion_is_not_thrown_away_unasked_and_progress_begin
     source, tmp_path, whole
 ):
     interrupt(source, tmp_path / "kept", 4)
-    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    opened = npy_source([source], batch_size=B, seq_len=S, seed=42)
     shown = Recorded()
     run_one(Conversion(opened, "hdf5", tmp_path / "kept", shards=NUM_SHARDS, resume=True), shown)
     [amounts] = shown.amounts
@@ -280,7 +280,7 @@ def test_every_byte_of_a_kept_shard_is_that_of_an_undisturbed_run(target, batch_
     options = {"batch_size": batch_size, "seq_len": seq_len, "seed": 42}
 
     def converted(name, engine=None, resume=False):
-        opened = NpySource([tmp_path / "in.npy"], **options)
+        opened = npy_source([tmp_path / "in.npy"], **options)
         path = tmp_path / name
         return run_conversion(opened, target, path, shards=8, engine=engine, resume=resume)
 
@@ -375,7 +375,7 @@ def test_a_source_that_changed_is_no_resume(change, source, tmp_path):
     ("o.h5", lambda path: os.utime(path, ns=(0, 0)), "changed while it was converted"),
 ])  # fmt: skip
 def test_a_source_that_changes_meanwhile_is_told(target, change, message, source, tmp_path):
-    opened = NpySource([source], batch_size=B, seq_len=S, seed=42)
+    opened = npy_source([source], batch_size=B, seq_len=S, seed=42)
     how = {"shards": NUM_SHARDS} if target == "out" else {}
     with pytest.raises(ZbError, match=message):
         run_conversion(opened, "hdf5", tmp_path / target, progress=lambda _: change(source), **how)
@@ -643,7 +643,7 @@ def test_a_task_that_has_not_begun_is_ended_as_the_others_and_signals_wait_for_t
 
 def test_an_engine_that_is_left_early_ends_its_tasks(tmp_path):
     big = save(tmp_path / "in.npy", num_batches=5000)
-    opened = NpySource([big], batch_size=B, seq_len=S, seed=1)
+    opened = npy_source([big], batch_size=B, seq_len=S, seed=1)
     before = threading.active_count()
 
     def fail(tokens):

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from array_tokens import npy_source
 from commandline import run, succeed
 from contents import files_in
 from contract import is_refused
@@ -22,9 +23,9 @@ from processes import anonymous_bytes
 import zb_hdf5
 from examples import examples
 from zb_hdf5.converters import shuffle
+from zb_hdf5.converters.array_source import ArraySource
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.cli import convert_commands as convert
-from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta
 
@@ -174,7 +175,7 @@ def test_two_passes_give_the_bytes_of_a_direct_gather(remainder, workers, target
 
 
 def test_many_runs_and_buckets_through_the_source(tmp_path):
-    opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
+    opened = npy_source([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7)
     plan = shuffle.ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
         shuffle.scatter_run(shuffle.RunTask(opened, plan, number, plan.run_path(tmp_path, number)))
@@ -187,7 +188,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
 
 def test_records_are_found_wherever_a_read_begins(tmp_path):
     sources = [save(tmp_path / f"{k}.npy", 300 + k, dtype=dtype) for k, dtype in enumerate(("<u2", "<i8", ">u4"))]
-    opened = NpySource(sources, batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7, dtype="uint16")
+    opened = npy_source(sources, batch_size=8, seq_len=16, seed=3, remainder="pad", pad_id=7, dtype="uint16")
     records = np.concatenate([np.load(path).astype("<u2") for path in sources])
     expected = np.full((opened.num_batches * 8, 16), 7, "<u2")
     expected[: len(records)] = records[opened.order.indices(np.arange(len(records)))]
@@ -200,7 +201,7 @@ def test_records_are_found_wherever_a_read_begins(tmp_path):
 
 
 def test_auto_says_what_it_does_and_why_and_a_probe_tells_cold_from_warm(tmp_path, monkeypatch):
-    opened = NpySource([save(tmp_path / "in.npy", 100_000)], batch_size=8, seq_len=16, seed=3)
+    opened = npy_source([save(tmp_path / "in.npy", 100_000)], batch_size=8, seq_len=16, seed=3)
     assert opened.probe(70_000) is None
 
     def dropped():
@@ -226,17 +227,17 @@ def test_auto_says_what_it_does_and_why_and_a_probe_tells_cold_from_warm(tmp_pat
     elif any(waits() for _ in range(20)):  # else this disk has the page before the kernel can answer
         assert any(dropped() and (opened.probe(70_000) or 0) > 0 for _ in range(100))
     assert opened.probe(70_000) is None
-    opened = NpySource([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3)
+    opened = npy_source([save(tmp_path / "in.npy", 1000)], batch_size=8, seq_len=16, seed=3)
     ranges = [(0, opened.num_batches)]
     assert str(shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1)).startswith("direct: 100% of a sample")
-    monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.0001)
+    monkeypatch.setattr(ArraySource, "probe", lambda self, record: 0.0001)
     assert "random read takes 0.10 ms" in str(shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1))
     assert opened.cold
-    monkeypatch.setattr(NpySource, "probe", lambda self, record: 0.008)
+    monkeypatch.setattr(ArraySource, "probe", lambda self, record: 0.008)
     chosen = shuffle.choose_shuffle(opened, "auto", ranges, 1 << 30, 1)
     assert str(chosen).startswith("two-pass: 100% of a sample are not in the page cache, and a random read takes 8.00")
     assert chosen.plan.temp_bytes == chosen.temp_bytes > 0
-    plain = NpySource([tmp_path / "in.npy"], batch_size=8, seq_len=16, seed=3, shuffle=False)
+    plain = npy_source([tmp_path / "in.npy"], batch_size=8, seq_len=16, seed=3, shuffle=False)
     assert shuffle.choose_shuffle(plain, "auto", ranges, 1 << 30, 1).method == "none"
 
 

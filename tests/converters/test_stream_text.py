@@ -18,7 +18,7 @@ from interrupted import Failing, Recorded, Stops
 from examples import examples
 from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_corpus
 from zb_hdf5.commands.description import interrupted
-from zb_hdf5.converters import npy_source
+from zb_hdf5.converters import cut_source
 from zb_hdf5.converters.arguments import convert as run_conversion
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.cli import convert_commands as commands
@@ -303,12 +303,12 @@ def save(folder, *streams, dtype="u2"):
 def test_documents_are_those_of_a_cut_token_by_token(tmp_path_factory, streams, boundary, block, part):
     folder = tmp_path_factory.mktemp("npy")
     source = save(folder / "tokens", *streams)
-    before = npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS
-    npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS = block, part  # documents straddle blocks and parts
+    before = cut_source.BLOCK_TOKENS, cut_source.PART_TOKENS
+    cut_source.BLOCK_TOKENS, cut_source.PART_TOKENS = block, part  # documents straddle blocks and parts
     try:
         report = convert([source], "stream", folder / "stream", boundary_token_id=END, boundary=boundary, workers=1)
     finally:
-        npy_source.BLOCK_TOKENS, npy_source.PART_TOKENS = before
+        cut_source.BLOCK_TOKENS, cut_source.PART_TOKENS = before
     expected = [(number, document) for number, tokens in enumerate(streams) for document in reference(tokens, boundary)]
     assert report.counts.documents == len(expected)
     with open_corpus(folder / "stream") as store:
@@ -327,7 +327,7 @@ def test_a_large_file_is_cut_into_parts_for_many_shards(tmp_path, monkeypatch):
     tokens = np.random.default_rng(2).integers(0, END + 1, 2000)
     source = save(tmp_path / "tokens", tokens)
     convert([source], "stream", tmp_path / "one", boundary_token_id=END, workers=1)
-    monkeypatch.setattr(npy_source, "PART_TOKENS", 100)
+    monkeypatch.setattr(cut_source, "PART_TOKENS", 100)
     report = convert([source], "stream", tmp_path / "many", boundary_token_id=END, shards=6, workers=1)
     assert len(report.shards) == 6
     facts = []

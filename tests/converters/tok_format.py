@@ -5,10 +5,9 @@ import struct
 import numpy as np
 
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError
-from zb_hdf5.converters.npy_source import ArrayKind, open_arrays
-from zb_hdf5.converters.sources import SOURCES, SourceKind
 from zb_hdf5.files.paths import regular, require_bytes
-from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.npy import NpyWriter
 from zb_hdf5.store.format_list import FORMATS
@@ -26,24 +25,7 @@ def read_tok_header(path):
         if magic != MAGIC:
             raise FormatError(f"{path}: not a .tok file: expected magic {MAGIC!r}, found {magic!r}")
         require_bytes(HEADER.size + 2 * num_tokens, file.fileno(), path, f"{num_tokens:,} tokens")
-    return (num_tokens,), False, np.dtype("<u2"), HEADER.size
-
-
-TOK = ArrayKind("tok", ".tok", read_tok_header)
-
-
-def open_tok(paths, settings):
-    return open_arrays(paths, settings, TOK)
-
-
-SOURCE = SourceKind(
-    noun=".tok files of tokens",
-    example="tokens/ {target} --batch-size 32",
-    opener=f"{__name__}:open_tok",
-    roles=SOURCES["npy"].roles,
-    several=True,
-    suffixes=(".tok",),
-)
+    return num_tokens
 
 
 class TokWriter(NpyWriter):
@@ -55,9 +37,18 @@ class TokWriter(NpyWriter):
         return HEADER.pack(MAGIC, num_batches * self.meta.batch_tokens)
 
 
-class TokFormat(Format):
+class TokFormat(FlatFormat):
+    sign = "TOKENS16"
+
+    def fits(self, look):
+        return True
+
+    def facts(self, look):
+        num_tokens = read_tok_header(look.path)
+        return FlatTokens(look.path, num_tokens, np.dtype("<u2"), HEADER.size, identity=look.identity)
+
     def count(self, look):
-        return read_tok_header(look.path)[0][0], ".tok files hold no digests"
+        return self.facts(look).num_tokens, ".tok files hold no digests"
 
 
 class TokRow(FormatRow):
@@ -73,6 +64,7 @@ ROW = TokRow(
     suffixes=(".tok",),
     place=f"{__name__}:TokFormat",
     writer=f"{__name__}:TokWriter",
+    is_flat=True,
     holds_documents=False,
     takes_batches=True,
     as_target=(".tok tokens", "tokens.tok"),
@@ -83,4 +75,4 @@ ROW = TokRow(
 
 def plug_in():
     """Make the format known, as a program does before it imports the commands."""
-    FORMATS["tok"], SOURCES["tok"] = ROW, SOURCE
+    FORMATS["tok"] = ROW

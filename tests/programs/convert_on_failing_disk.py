@@ -20,7 +20,7 @@ from zb_hdf5 import convert, verify_store
 #: Loaded before the forks, which then have nothing to import.
 PRELOADED = (
     "zb_hdf5.commands.zb",
-    "zb_hdf5.converters.npy_source",
+    "zb_hdf5.converters.source_records",
     "zb_hdf5.converters.run",
     "zb_hdf5.converters.text_source",
     "zb_hdf5.formats.h5_writer",

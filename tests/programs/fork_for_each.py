@@ -24,7 +24,7 @@ PRELOADED = (
     "zb_hdf5.commands.zb_verify",
     "zb_hdf5.converters.cli",
     "zb_hdf5.converters.run",
-    "zb_hdf5.converters.npy_source",
+    "zb_hdf5.converters.source_records",
     "zb_hdf5.converters.store_source",
     "zb_hdf5.formats.h5_writer",
     "zb_hdf5.formats.native",

@@ -355,7 +355,7 @@ def test_groups_before_the_one_that_fails_stay_committed_and_digested(suffix, tm
 # --- races -----------------------------------------------------------------------------------------------------
 READY = """
 import sys
-import zb_hdf5.converters.npy_source, zb_hdf5.converters.store_source
+import zb_hdf5.converters.source_records, zb_hdf5.converters.store_source
 import zb_hdf5.formats.h5_writer, zb_hdf5.formats.native
 print("ready", flush=True)
 sys.stdin.readline()

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from array_tokens import npy_source
 from contents import batches_of, write_streams
 from contract import check_closing, check_reader, is_refused, random_tokens
 from damage import flip, flip_stored, flip_token
@@ -19,7 +20,6 @@ from processes import python
 from examples import examples
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta, errors, open_reader, verify_store
 from zb_hdf5.converters.arguments import convert
-from zb_hdf5.converters.npy_source import NpySource
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import NO_SHA256, SPLITS
 
@@ -390,7 +390,7 @@ def test_every_flipped_bit_of_an_index_is_found(tokens, tmp_path, write_store, t
 @pytest.mark.parametrize("field", ["seed", "total_records"])
 def test_a_flipped_bit_in_the_counts_of_a_batch_header_is_found(field, tmp_path):
     np.save(tmp_path / "in.npy", np.arange(480, dtype="<u4").reshape(48, 10))
-    source = NpySource([tmp_path / "in.npy"], batch_size=4, seq_len=10, seed=42)
+    source = npy_source([tmp_path / "in.npy"], batch_size=4, seq_len=10, seed=42)
     convert(source, "batch", tmp_path / "store", shards=3)
     assert [report.problem for report in verify_store(tmp_path / "store")] == [None] * 3
     offset = {"seed": 32, "total_records": 36}[field]

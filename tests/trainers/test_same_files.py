@@ -199,7 +199,7 @@ AS_NOBODY = f"""
 import json, os, sys
 import h5py, numpy, pyarrow, torch
 from zb_hdf5 import Loader, ReadAs, convert, train_tokenizer
-from zb_hdf5.converters import flat_source, foreign_source, npy_source, run, stream_source, text_source, trainer_source
+from zb_hdf5.converters import source_documents, source_records, run, text_source, trainer_source
 os.setegid({NOBODY}); os.seteuid({NOBODY})
 def outcome(act, *args, **options):
     try:

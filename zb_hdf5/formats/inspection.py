@@ -63,7 +63,7 @@ SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
 GROWS: Final = "its writer has not finished"
 
 
-def _is_ours(h5: h5py.File) -> bool:
+def is_own_file(h5: h5py.File) -> bool:
     """Return whether this project has written a file, also one whose attributes are damaged."""
     return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
 
@@ -73,7 +73,7 @@ def is_ours(path: Path) -> bool:
     with h5_damage(path):
         h5 = open_h5_for_reading(path)
     with h5_damage(path), h5:
-        return _is_ours(h5)
+        return is_own_file(h5)
 
 
 def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
@@ -82,7 +82,7 @@ def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
         return read_as.dataset
     if _is_corpus(h5, path):
         return TOKENS
-    return None if _is_ours(h5) else token_name(integer_datasets(h5))
+    return None if is_own_file(h5) else token_name(integer_datasets(h5))
 
 
 def _is_corpus(h5: h5py.File, path: Path) -> bool:
@@ -164,7 +164,7 @@ def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None =
     with h5_damage(path):
         h5 = open_h5_for_reading(path, identity)
     with h5_damage(path), HANDLES, h5:
-        if _is_ours(h5):
+        if is_own_file(h5):
             raise FormatError(
                 f"{path}: expected an HDF5 file of another program, found a file of this one: read or convert it by "
                 "itself"
@@ -182,7 +182,7 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
         raise _is_no_batches(path)
     expected = STREAM_FORMAT if layout == STREAM_LAYOUT else HDF5_FORMAT
     if found != expected:
-        if _is_ours(h5):
+        if is_own_file(h5):
             raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
         raise to_choose(h5, path, "is an HDF5 file of another program")
     return our_tokens(h5, path, layout)

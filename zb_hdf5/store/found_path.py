@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, require_choice
@@ -53,8 +53,14 @@ def found_at(
     verify: str = "auto",
     read_as: ReadAs = AS_STORED,
     split: str | None = AUTO_SPLIT,
+    look: Look | None = None,
 ) -> Found:
     """Look at a path once, and return what is there. The arguments are those of `open_reader`.
+
+    Parameters
+    ----------
+    look
+        A look at the path that somebody has begun, and ends; None: begin one.
 
     Raises
     ------
@@ -74,7 +80,7 @@ def found_at(
     require_read_as(read_as)
     require_remote_access(path, access)
     require_present(path)
-    with Look(path) as look:
+    with Look(path) if look is None else nullcontext(look) as look:
         require_datasets(look, read_as)
         found = _found_in(look, backend, read_as, split)
         if read_as.digests is not None:

@@ -32,7 +32,7 @@ from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
-from zb_hdf5.formats.inspection import find_column, is_ours
+from zb_hdf5.formats.inspection import find_column, is_own_file
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
@@ -677,10 +677,12 @@ class RaggedFiles(RowsFormat):
             if look.is_dir:
                 first = next(iter(listed(path, *HDF5_SUFFIXES).files), None)
                 return first is not None and not (path / INDEX_NAME).exists() and self.fits(look.of(first))
-            if not is_hdf5(look) or is_ours(path):
+            if not is_hdf5(look):
                 return False
-            with _opened(path) as h5:
-                return bool(layouts_of(h5))
+            with h5_damage(path):
+                h5 = open_h5_for_reading(path)
+            with h5_damage(path), h5:
+                return not is_own_file(h5) and bool(layouts_of(h5))
         except (OSError, ZbError):
             return False  # whoever opens it says so
 

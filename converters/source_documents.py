@@ -1,0 +1,110 @@
+"""A corpus as documents: packed where they lie, kept as a stream, or cut out of arrays at a boundary token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from zb_hdf5.converters.array_files import ArrayAt, npy_arrays
+from zb_hdf5.converters.cut_source import CutSource
+from zb_hdf5.converters.foreign_array import require_all_fields
+from zb_hdf5.converters.option import Role
+from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.packed_source import PackedSource, open_packed
+from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.source_paths import stream_of
+from zb_hdf5.converters.stream_source import BOUNDED_TOKENS, StreamSource, require_no_unfit, without_documents
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.listing import require_named_once
+from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.notes import note
+from zb_hdf5.store.format_list import flat_format, row_named
+
+
+def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedSource]:
+    """Open the documents at some paths, as a conversion asks."""
+    if Role.STREAM in settings.roles:
+        return open_packed(paths, settings)
+    if Role.KEPT in settings.roles:
+        return _kept(paths, settings)
+    return _cut(npy_arrays(paths), settings.source_format, settings)
+
+
+def _cut(files: Sequence[ArrayAt], name: str, settings: Settings) -> CutSource:
+    """Return arrays as the documents that a boundary token cuts."""
+    options = settings.input
+    source = CutSource(files, name, options, settings.target.dtype)
+    source.splits = told_splits(source, settings)
+    source.suspects = options.suspects
+    source.description |= options.headerless
+    return source
+
+
+def _kept(paths: list[Path], settings: Settings) -> DocumentSource:
+    """Return streams as documents that are kept; files without documents are cut at boundary tokens."""
+    options = settings.input
+    tokens_only = settings.target.tokens_only
+    is_bounded = settings.bound_bytes is not None
+    require_named_once(paths, "documents")
+    backend = settings.source_format if flat_format(settings.source_format) is not None else "auto"
+    at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
+    streams = [stream_of(found, None) for found in at_paths.values()]
+    unknown = [stream for stream in streams if not stream.has_documents]
+    for stream in streams:
+        stream.close()
+        if not tokens_only:
+            require_no_unfit(stream.path, stream.index.meta)
+    if unknown and options.boundary_token_id is not None and flat_format(streams[0].backend) is not None:
+        return _cut_flat(paths, backend, settings)
+    row = row_named(settings.target.format)
+    holds_documents = row is None or row.holds_documents or row.holds_batches
+    if unknown and holds_documents and not tokens_only:
+        raise ArgumentError(
+            f"{unknown[0].path}: tells no documents apart{without_documents(unknown[0])}: pass boundary_token_id, the "
+            "token between them, or tokens_only to take each file as one document",
+            options=["boundary_token_id", "tokens_only"],
+        )
+    in_pieces = bool(unknown) and not holds_documents
+    read_tokens = BOUNDED_TOKENS if is_bounded else None
+    return StreamSource(at_paths, options, settings.target.dtype, in_pieces=in_pieces, read_tokens=read_tokens)
+
+
+def _cut_flat(paths: list[Path], backend: str, settings: Settings) -> CutSource:
+    """Return files of another trainer, which lack those of their documents, as documents that are cut."""
+    if settings.bound_bytes is not None:
+        raise ArgumentError(
+            f"{paths[0]}: memory bounds documents whose number is known before they are cut: leave it out, or "
+            "convert to a stream first",
+            options=["memory"],
+        )
+    name, found = settings.looks.flat(paths, backend, settings.input.read_as)
+    source = _cut([*map(ArrayAt.of, found)], name, settings)
+    if found[0].fields and not settings.target.tokens_only:
+        raise ArgumentError(
+            f"{found[0].path}: has the field {found[0].fields[0].name}, which is left behind where a boundary token "
+            "cuts documents: pass tokens_only, or restore the file of the documents",
+            options=["tokens_only"],
+        )
+    return source
+
+
+def told_documents(paths: list[Path], columns: Sequence[Column], settings: Settings) -> StreamSource:
+    """Return streams of other programs as the documents that a field tells apart.
+
+    Parameters
+    ----------
+    columns
+        The datasets of their files.
+    """
+    require_named_once(paths, "documents")
+    at_paths = {path: settings.looks.at(path, read_as=settings.input.read_as) for path in paths}
+    source = StreamSource(at_paths, settings.input, settings.target.dtype)
+    if settings.target.tokens_only:
+        source.fields = ()
+    else:
+        require_all_fields(columns)
+    note(f"{columns[0].path}: field {columns[0].told_by!r} tells its documents apart")
+    source.description |= {"dataset": columns[0].name, "documents": columns[0].told_by}
+    return source

@@ -128,6 +128,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_argument_that_is_refused_leaves_no_file_open(name, data):
     make, file, refused = REFUSED[name]
+    gc.collect()  # what earlier tests have left in rings
     before = open_files()
     for options in refused:
         with pytest.raises(zb_hdf5.ZbError) as error:
@@ -345,6 +346,7 @@ THREADED = ["Loader", "Loader, records", "Loader, prefetch", "Loader of a stream
 @pytest.mark.parametrize("way", ["loop", "get_batch"])
 @pytest.mark.parametrize("name", THREADED)
 def test_a_loader_that_another_thread_closes_ends_or_names_the_reason(name, way, data):
+    gc.collect()  # what earlier tests have left in rings
     before = open_files()
     for pause in range(8):
         loader, ending = LOADERS[name](data), threading.Event()

@@ -1,6 +1,7 @@
 """HDF5 files of documents: values with offsets, lists, or a dataset for each; no offset and no size is believed."""
 
 import pickle
+from contextlib import nullcontext
 
 import h5py
 import numpy as np
@@ -291,6 +292,29 @@ def test_numbers_from_0_on_whose_name_does_not_tell_are_refused_with_a_line(tmp_
     line = str(error.value).partition("rename it: ")[2]
     exec(line, {"h5py": h5py})
     assert [len(each) for each in documents_of(open_ragged([path])).tokens] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["seq_lengths", "labels", "spans"])
+def test_lists_beside_records_of_ids_are_no_ids(name, tmp_path):
+    path = tmp_path / "x.h5"
+    ids = np.arange(100, 132, dtype=np.uint16).reshape(4, 8)
+    with h5py.File(path, "w") as h5:
+        h5["input_ids"] = ids
+        stored = h5.create_dataset(name, (4,), h5py.vlen_dtype("i4"))
+        for number, values in enumerate([[5, 3], [8], [2, 6], [4, 4]]):
+            stored[number] = values
+    with open_reader(path) as reader:
+        np.testing.assert_array_equal(reader[0], ids[:1])
+    one_error(run_zb("convert", path, tmp_path / "out", "--to", "stream"), 1)
+    how = {"tokens_only": True} if name == "labels" else {}
+    with (
+        pytest.warns(match="left out, as they can be no fields: seq_lengths")
+        if name == "seq_lengths"
+        else nullcontext()
+    ):
+        convert(path, "hdf5", tmp_path / "batches", batch_size=4, shuffle=False, workers=1, **how)
+    with open_reader(tmp_path / "batches") as reader:
+        np.testing.assert_array_equal(reader[0], ids)
 
 
 def test_numbered_datasets_of_which_two_look_like_values_and_ends_name_the_group_too(tmp_path):

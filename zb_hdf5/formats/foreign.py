@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import LABELS, LOSS_MASK, is_field_name
+from zb_hdf5.formats.row_documents import LENGTHS_COLUMN
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere
 from zb_hdf5.hdf5.h5_file import h5_damage
@@ -121,6 +122,12 @@ def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h
         for each, stored in found.items()
         if isinstance(stored, h5py.Dataset) and stored.shape == tokens.shape and stored.dtype.kind in FIELD_KINDS
     }
+
+
+def lengths_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> set[str]:
+    """Return the name of the lengths of the documents of records, in the group of these: they are no field."""
+    stored = h5[name].parent.get(LENGTHS_COLUMN) if tokens.ndim > 1 else None
+    return {LENGTHS_COLUMN} if isinstance(stored, h5py.Dataset) else set()
 
 
 def can_be_field(name: str, stored: h5py.Dataset) -> bool:

@@ -16,6 +16,7 @@ from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.foreign import (
     can_be_field,
     integer_datasets,
+    lengths_beside,
     no_such_axes,
     require_axes,
     require_channels,
@@ -343,7 +344,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     columns: dict[str, Column] = {}
     for name, (each, entry) in values.items():
         columns[name] = _with_values(h5, _named_field(tokens, name, each), each, entry)
-    left_out = tuple(sorted(beside.keys() - values.keys()))
+    left_out = tuple(sorted({*beside, *lengths_beside(h5, dataset, stored)} - values.keys()))
     return _with_values(h5, tokens, stored, channel)._replace(fields=columns, left_out=left_out)
 
 

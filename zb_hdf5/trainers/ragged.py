@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError, counted
-from zb_hdf5.files.field_files import ids_at
+from zb_hdf5.files.field_files import ids_at, is_named_as_field
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.signatures import is_hdf5
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS
+from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS, TOKEN_NAMES
 from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
@@ -144,6 +144,10 @@ def _is_of_lists(stored: h5py.Dataset) -> bool:
     return isinstance(base, np.dtype) and base.kind in "iu"
 
 
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _group_of(name: str) -> str:
     return name.rpartition("/")[0]
 
@@ -162,20 +166,20 @@ def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
         for offsets, last in lasts.items()
         for values, stored in numbers.items()
         if offsets != values and last == len(stored) and _group_of(offsets) == _group_of(values)
-        if values.rpartition("/")[2] not in FIELD_NAMES and _ascends(numbers[offsets])
+        if _base(values) not in FIELD_NAMES and _ascends(numbers[offsets])
     ]
     return pairs or _lengths_in(numbers)
 
 
 def _lengths_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
     """Return the datasets of this name that add up to the number of values in one beside them."""
-    sums = {name: _sum_of(stored) for name, stored in numbers.items() if name.rpartition("/")[2] in _LENGTH_NAMES}
+    sums = {name: _sum_of(stored) for name, stored in numbers.items() if _base(name) in _LENGTH_NAMES}
     return [
         Layout(_OFFSETS, values, lengths)
         for lengths, total in sums.items()
         for values, stored in numbers.items()
         if values not in sums and total == len(stored) and _group_of(lengths) == _group_of(values)
-        if values.rpartition("/")[2] not in FIELD_NAMES
+        if _base(values) not in FIELD_NAMES
     ]
 
 
@@ -198,17 +202,27 @@ def _are_lengths(found: npt.NDArray[np.int64]) -> bool:
 def layouts_of(h5: h5py.File) -> list[Layout]:
     """Return the layouts that the content of a file fits; several if it is not certain."""
     found = _first_datasets(h5)
-    lists = [name for name, stored in found.items() if _is_of_lists(stored)]
+    lists = [name for name, stored in found.items() if _is_of_lists(stored) and not is_named_as_field(_base(name))]
+    if lists and _has_records(h5, lists):
+        return []
     if lists:
-        named = [name for name in lists if name.rpartition("/")[2] in IDS_COLUMNS]
+        named = [name for name in lists if _base(name) in IDS_COLUMNS]
         chosen = named if len(named) == 1 and len({_group_of(name) for name in lists}) == 1 else lists
         return [Layout(_LISTS, name) for name in chosen]
     numbers = {name: stored for name, stored in found.items() if stored.dtype.kind in "iu"}
     pairs = _pairs_in(numbers)
-    named_pairs = [pair for pair in pairs if pair.name.rpartition("/")[2] in IDS_COLUMNS]
+    named_pairs = [pair for pair in pairs if _base(pair.name) in IDS_COLUMNS]
     if len(named_pairs) == 1:
         return named_pairs
     return pairs + (_numbered_groups(h5, found) if len(numbers) == len(found) else [])
+
+
+def _has_records(h5: h5py.File, lists: Sequence[str]) -> bool:
+    """Return whether records of ids lie beside lists: then the lists are facts of the records."""
+    if {_base(name) for name in lists} & {*IDS_COLUMNS}:
+        return False
+    beside = (h5[_group_of(name) or "/"].get(ids) for name in lists for ids in TOKEN_NAMES)
+    return any(isinstance(each, h5py.Dataset) and each.ndim > 1 for each in beside)
 
 
 def _numbered_groups(h5: h5py.File, found: Mapping[str, h5py.Dataset]) -> list[Layout]:
@@ -371,7 +385,7 @@ class OffsetFile(_DocumentFile):
         first, last = self._ends()
         #: The place of the first document of each block of lengths; None: these are offsets or ends.
         self._places: npt.NDArray[np.int64] | None = None
-        if last != self._values.num_tokens or layout.offsets.rpartition("/")[2] in _LENGTH_NAMES:
+        if last != self._values.num_tokens or _base(layout.offsets) in _LENGTH_NAMES:
             self._places = self._places_of_lengths()
         if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
             if not layout.fills:

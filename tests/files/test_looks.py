@@ -9,6 +9,7 @@ from descriptors import open_descriptors
 
 from zb_hdf5 import FormatError
 from zb_hdf5.files.look import HEAD_BYTES, Look
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
 
@@ -68,3 +69,23 @@ def test_a_file_that_is_replaced_after_the_look_is_named(name, tmp_path):
         np.save(tmp_path / "new.npy", np.arange(1000, dtype=np.uint16) + 5000)  # of the same size
         os.replace(tmp_path / "new.npy", place)
     is_refused(FormatError, lambda: corpus_of(found).tokens[:5], match="changed since this reader was made")
+
+
+def test_the_descriptor_of_a_look_goes_to_whoever_reads_on(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abcd" * 2000)
+    before = open_descriptors()
+    with Look(path) as look:
+        assert look.release() is None  # nothing is open yet
+        identity = look.identity
+        assert look.start[:4] == b"abcd"
+        path.unlink()  # it is not opened again
+        file = LocalFile(path, identity, "pread", look)
+    assert file.num_bytes == 8000
+    file.close()
+    assert open_descriptors() == before
+    with Look(tmp_path / "b.bin") as look:
+        (tmp_path / "b.bin").write_bytes(b"x")
+        assert look.start == b"x"
+        is_refused(FormatError, lambda: LocalFile(tmp_path / "b.bin", (9, 9), "pread", look), match="at least 9 bytes")
+    assert open_descriptors() == before

@@ -37,7 +37,7 @@ from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.found_corpus import corpus_of
-from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.store_corpus import StoreCorpus
@@ -60,10 +60,12 @@ SPLITS_SHOWN: Final = 3
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
     path = any_path(path)
-    found = found_at(path, read_as=read_as, split=split)
-    if split is None:
-        found.splits_there()  # names what a loader would refuse
-    with corpus_of(found) as corpus:
+    with look_of(path) as look:
+        found = found_at(look.path, look=look, read_as=read_as, split=split)
+        if split is None:
+            found.splits_there()  # names what a loader would refuse
+        opened = corpus_of(found, look)
+    with opened as corpus:
         if not isinstance(corpus, StoreCorpus):
             return _describe(path, corpus, _describe_batches(corpus), [corpus.path], None, found)
         if corpus.is_stream:

@@ -18,8 +18,8 @@ HEAD_BYTES: Final = 4096
 class Look:
     """One look at a path, from which all formats recognise it. A file is opened when its bytes are first asked for.
 
-    It stays open until `close`, which closes the looks at other files too; what was read is kept. A URL is asked for
-    its first bytes, once. Not thread-safe. Raises as `regular` does when its bytes are read.
+    It stays open until `close`, which closes the looks at other files too, or `release`; what was read is kept. A URL
+    is asked for its first bytes, once. Not thread-safe. Raises as `regular` does when its bytes are read.
 
     Parameters
     ----------
@@ -104,6 +104,12 @@ class Look:
             self.num_bytes = status.st_size
             self.identity = status.st_size, status.st_mtime_ns
         return self._fd
+
+    def release(self) -> int | None:
+        """Return the open descriptor, which the caller closes from now on; None: the file is not open."""
+        fd = self._fd
+        self._fd = None
+        return fd
 
     def close(self) -> None:
         """Close the files that are open."""

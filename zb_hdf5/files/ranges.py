@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import (
     Identity,
@@ -241,15 +242,20 @@ class LocalFile:
         The identity that the file must have; None: any.
     access
         "mmap": it may be mapped. "pread": it is not mapped. "auto": it is mapped unless its file system is a network.
+    look
+        A look at it, whose open descriptor is taken; None: it is opened.
     """
 
     __slots__ = ("__weakref__", "_mappings", "_maps", "_text", "access", "fd", "identity", "size")
 
-    def __init__(self, path: Path, identity: Identity | None = None, access: str = "auto") -> None:
+    def __init__(
+        self, path: Path, identity: Identity | None = None, access: str = "auto", look: Look | None = None
+    ) -> None:
         self._text = os.fspath(path)
         self.access = access
         self.fd = -1  # `__del__` may run before the file is open
-        self.fd = self._descriptor(path, identity)
+        opened = None if look is None else look.release()
+        self.fd = self._descriptor(path, identity) if opened is None else opened
         self._mappings: dict[bool, mmap.mmap] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         with on_failure(self._close_descriptor):  # now, not when the last traceback that holds this object is gone
@@ -375,7 +381,11 @@ Ranges: TypeAlias = LocalFile | RemoteObject
 
 
 def open_ranges(
-    path: Path, identity: Identity | None = None, num_bytes: int | None = None, access: str = "auto"
+    path: Path,
+    identity: Identity | None = None,
+    num_bytes: int | None = None,
+    access: str = "auto",
+    look: Look | None = None,
 ) -> Ranges:
     """Open a file of this machine, or an object.
 
@@ -387,12 +397,12 @@ def open_ranges(
         The identity that it must have; None: any.
     num_bytes
         The size that an object must have; None: any.
-    access
+    access, look
         As for `LocalFile`.
     """
     if isinstance(path, RemotePath):
         return RemoteObject(path.url, identity, num_bytes)
-    return LocalFile(path, identity, access)
+    return LocalFile(path, identity, access, look)
 
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:

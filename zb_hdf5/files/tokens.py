@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import FilePart, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject, read_objects
 from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
@@ -239,6 +240,7 @@ def open_extents(
     access: str,
     identity: Identity | None = None,
     num_bytes: int | None = None,
+    look: Look | None = None,
 ) -> FileTokens:
     """Open the extents of a file of this machine, or of an object.
 
@@ -252,11 +254,11 @@ def open_extents(
         The stored dtype, and the number of tokens: the last unit may be longer than its tokens.
     access
         "mmap", "pread" or "auto"; an object takes "auto" only.
-    identity, num_bytes
+    identity, num_bytes, look
         As for `open_ranges`.
     """
     require_remote_access(path, access)
-    tokens = FileTokens(open_ranges(path, identity, num_bytes, access), extents, dtype, num_tokens)
+    tokens = FileTokens(open_ranges(path, identity, num_bytes, access, look), extents, dtype, num_tokens)
     if access == "mmap":
         tokens.units()  # now
     return tokens

@@ -179,8 +179,8 @@ class Format:
         """Return the facts of a lone file that is of this format."""
         return Found(look.path, self.name, BATCHES_LAYOUT)
 
-    def open_found(self, found: Found) -> Corpus:
-        """Open a lone file that a look has found."""
+    def open_found(self, found: Found, look: Look | None) -> Corpus:
+        """Open a lone file that a look has found; a look that is open still hands on its descriptor."""
         return self.open_file(found.path, access=found.access, verify=found.verify)
 
     # --- files of batches -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, any_path
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.access import require_options
@@ -49,6 +50,8 @@ class HDF5Corpus(Corpus):
         The identity that the file had before; another file of this name is refused. None: any file.
     column
         The column as a look into the file has found it; None: look now.
+    look
+        The look at the file, whose open descriptor is taken; None: the file is opened.
     """
 
     backend = "hdf5"
@@ -64,6 +67,7 @@ class HDF5Corpus(Corpus):
         read_as: ReadAs = AS_STORED,
         identity: Identity | None = None,
         column: Column | None = None,
+        look: Look | None = None,
     ) -> None:
         require_options(access, verify)
         if column is None:
@@ -74,7 +78,7 @@ class HDF5Corpus(Corpus):
             if not column.complete:
                 raise UnverifiableError(f"{facts}: {GROWS}")
             raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
-        tokens = open_column(column, access)
+        tokens = open_column(column, access, look)
         committed = min(column.num_units * column.meta.batch_tokens, tokens.num_tokens)
         super().__init__(column.path, column.meta, tokens, committed)
         self.complete = column.complete

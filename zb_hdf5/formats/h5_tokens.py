@@ -16,6 +16,7 @@ from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.codecs import CodedChunks, Decoded
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import OwnLock
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Handle, cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, open_ranges
@@ -31,15 +32,17 @@ from zb_hdf5.packages import h5py
 from zb_hdf5.spec import NO_CODEC, TokenArray, as_stored
 
 
-def open_column(column: Column, access: str) -> Tokens:
+def open_column(column: Column, access: str, look: Look | None = None) -> Tokens:
     """Open the values of a column by their extents, or through h5py where they are not known.
 
     Parameters
     ----------
     access
         As for `open_reader`; `BackendError` if the column cannot be read in this way.
+    look
+        A look at its file, whose open descriptor is taken; None: the file is opened.
     """
-    tokens = open_stored(column, access)
+    tokens = open_stored(column, access, look)
     if column.dtype == column.meta.dtype:
         return tokens
     if column.meta.field is not None:
@@ -49,15 +52,16 @@ def open_column(column: Column, access: str) -> Tokens:
     return ids
 
 
-def open_stored(column: Column, access: str) -> Tokens:
+def open_stored(column: Column, access: str, look: Look | None = None) -> Tokens:
     """Open the values of a column as `open_column` does, of the dtype that they have in the file."""
     require_access(column, access)
     meta = column.meta
     extents = column.extents
     if isinstance(extents, Extents) and access != "h5py":
-        return open_extents(column.path, extents, column.dtype, column.num_tokens, access, column.identity)
+        count = column.num_tokens
+        return open_extents(column.path, extents, column.dtype, count, access, column.identity, look=look)
     if isinstance(extents, CodedChunks) and access in ("auto", "pread"):
-        ranges = open_ranges(column.path, column.identity, access=access)
+        ranges = open_ranges(column.path, column.identity, access=access, look=look)
         return Decoded(ranges, extents, meta.dtype, meta.batch_tokens, column.num_tokens, meta.noun)
     return H5pyTokens(column)
 

@@ -33,8 +33,8 @@ class HDF5Files(Format):
         column = find_column(look.path, None, read_as=self.read_as)
         return Found(look.path, self.name, column.meta.layout, column=column)
 
-    def open_found(self, found: Found) -> Corpus:
-        return HDF5Corpus(found.path, found.access, found.verify, column=found.column, read_as=found.read_as)
+    def open_found(self, found: Found, look: Look | None) -> Corpus:
+        return HDF5Corpus(found.path, found.access, found.verify, column=found.column, read_as=found.read_as, look=look)
 
     def open_file(self, path: Path, **options: Any) -> Corpus:
         return HDF5Corpus(path, **options)

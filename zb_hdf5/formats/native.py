@@ -76,13 +76,14 @@ class BatchCorpus(Corpus):
         verify: str = "auto",
         header: BatchHeader | None = None,
         identity: Identity | None = None,
+        look: Look | None = None,
     ) -> None:
         require_options(access, verify)
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
         meta, num_batches = header or read_header(path)
-        tokens = _open_slots(path, meta, num_batches, access, identity)
+        tokens = _open_slots(path, meta, num_batches, access, identity, look)
         super().__init__(path, meta, tokens)
         self.extents = tokens.extents
         self.columns = {BATCHES: (slots_of(meta, num_batches),)}
@@ -121,9 +122,17 @@ class LoneBatches(Format):
         header = checked_header(look.start[:HEADER_BYTES], look.num_bytes, path)
         return FoundBatches(path, self.name, BATCHES_LAYOUT, header=header, identity=look.identity)
 
-    def open_found(self, found: Found) -> Corpus:
-        known = {"header": found.header, "identity": found.identity} if isinstance(found, FoundBatches) else {}
-        return BatchCorpus(found.path, access=found.access, verify=found.verify, **known)
+    def open_found(self, found: Found, look: Look | None) -> Corpus:
+        if not isinstance(found, FoundBatches):
+            return super().open_found(found, look)
+        return BatchCorpus(
+            found.path,
+            access=found.access,
+            verify=found.verify,
+            header=found.header,
+            identity=found.identity,
+            look=look,
+        )
 
     def open_file(self, path: Path, **options: Any) -> Corpus:
         return BatchCorpus(path, **options)
@@ -166,10 +175,15 @@ def slots_of(meta: StoreMeta, num_batches: int) -> Run:
 
 
 def _open_slots(
-    path: Path, meta: StoreMeta, num_batches: int, access: str, identity: Identity | None = None
+    path: Path,
+    meta: StoreMeta,
+    num_batches: int,
+    access: str,
+    identity: Identity | None = None,
+    look: Look | None = None,
 ) -> FileTokens:
     extents = Extents([slots_of(meta, num_batches)], meta.batch_bytes)
-    return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access, identity)
+    return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access, identity, look=look)
 
 
 def read_header(path: Path) -> BatchHeader:

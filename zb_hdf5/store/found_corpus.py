@@ -14,6 +14,7 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.files.listing import name_below
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.batch_writer import FieldDigest
@@ -48,13 +49,19 @@ if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
 
 
-def corpus_of(found: Found) -> Corpus:
-    """Open what was found at a path. Raises as `open_corpus`."""
+def corpus_of(found: Found, look: Look | None = None) -> Corpus:
+    """Open what was found at a path. Raises as `open_corpus`.
+
+    Parameters
+    ----------
+    look
+        The look by which it was found, if it is open: a lone file is read by its descriptor.
+    """
     if found.layout != BATCHES_LAYOUT:
         return _stream_of(found)
     if isinstance(found, FoundStore):
         return _store_of(found)
-    return _records_of(found) if found.facts else _file_of(found)
+    return _records_of(found) if found.facts else _file_of(found, look)
 
 
 def _stream_of(found: Found) -> StoreCorpus:
@@ -134,9 +141,9 @@ def _index_of_store(found: FoundStore) -> ShardIndex:
 # --- a lone file with batches, or with a stream of ours ------------------------------------------------------------
 
 
-def _file_of(found: Found) -> Corpus:
+def _file_of(found: Found, look: Look | None) -> Corpus:
     _require_no_split(found)
-    corpus = load_format(FORMATS[found.backend]).open_found(found)
+    corpus = load_format(FORMATS[found.backend]).open_found(found, look)
     if corpus.foreign_dataset is None and corpus.complete:
         corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
     return corpus

@@ -44,6 +44,11 @@ from zb_hdf5.store.way_in import way_in
 from zb_hdf5.trainers.installed_formats import noted
 
 
+def look_of(path: str | os.PathLike[str]) -> Look:
+    """Return a look at a path, or at the file of ids that it stands for. Nothing is opened yet."""
+    return Look(named_by_prefix(any_path(path)))
+
+
 @kept_listings()
 def found_at(
     path: str | os.PathLike[str],

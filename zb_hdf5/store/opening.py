@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
@@ -24,7 +25,7 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends
 from zb_hdf5.store.found_corpus import corpus_of
-from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.found_store import FoundStore
 
 if TYPE_CHECKING:
@@ -135,8 +136,9 @@ class HowToOpen(TypedDict, total=False):
 
 def _open(path: str | os.PathLike[str], **asked: Unpack[HowToOpen]) -> Corpus:
     """Open a corpus as `open_corpus`, without a cache."""
-    found = found_at(path, **asked)
-    corpus = corpus_of(found)
+    with look_of(path) as look:
+        found = found_at(look.path, look=look, **asked)
+        corpus = corpus_of(found, look)
     corpus.reopen_by(partial(_open_split, path, asked), _training_split(found, asked.get("split", AUTO_SPLIT)))
     return corpus
 
@@ -274,17 +276,23 @@ def open_for_loader(
     if isinstance(source, Corpus | Batches):
         _refuse_fixed(source, asked, cache)
         return _of_open(source, batch_size, seq_len, overlap)
-    with kept_listings():
-        corpus = corpus_for_training(found_at(source, **asked), asked.get("split", AUTO_SPLIT))
+    with kept_listings(), look_of(source) as look:
+        corpus = corpus_for_training(found_at(look.path, look=look, **asked), asked.get("split", AUTO_SPLIT), look)
     with on_failure(corpus.close):
         return _behind_cache(_batches_over(corpus, batch_size, seq_len, overlap), cache), True
 
 
-def corpus_for_training(found: Found, split: str | None) -> Corpus:
-    """Open a split of what was found, "auto": that for training; files of a folder that are left out are noted."""
+def corpus_for_training(found: Found, split: str | None, look: Look | None = None) -> Corpus:
+    """Open a split of what was found, "auto": that for training; files of a folder that are left out are noted.
+
+    Parameters
+    ----------
+    look
+        As for `corpus_of`.
+    """
     if found.left_out:
         note(f"{found.path}: {left_out_in_words(found.left_out)}")
-    return corpus_of(replace(found, split=split_of_training(found, split)))
+    return corpus_of(replace(found, split=split_of_training(found, split)), look)
 
 
 def _of_open(

@@ -77,6 +77,20 @@ def test_they_are_the_batches_of_threads(name, how, folder, served):
     assert len(served) == NUM_BATCHES
 
 
+def test_a_system_without_such_reads_gets_hints(folder, begun, monkeypatch):
+    def refuse(*_):
+        raise OSError("no such call")
+
+    monkeypatch.setattr(direct_reads, "_calls", refuse)
+    announced = []
+    with Loader(folder / "hdf5", **ALONE) as loader:
+        monkeypatch.setattr(
+            loader.batches, "will_need", lambda first, count: announced.extend(range(first, first + count))
+        )
+        require_equal(list(loader), expected_of(folder / "hdf5"))
+    assert (begun, sorted(announced)) == ([], [*range(NUM_BATCHES)])
+
+
 def test_fields_come_with_them(tmp_path, served):
     import h5py
 

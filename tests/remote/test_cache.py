@@ -353,7 +353,7 @@ def test_a_loader_reads_what_is_in_the_cache_without_threads(served, write_store
     write_store(served.folder / "store", tokens)
     with Loader(f"{served.url}/store", cache=folder, **ONE_RANK) as loader:
         first = [step.numpy() for step in loader]
-        monkeypatch.setattr("zb_hdf5.loaders.steps.read_ahead", None)
+        monkeypatch.setattr("zb_hdf5.loaders.far_batches.read_ahead", None)
         monkeypatch.setattr("zb_hdf5.loaders.ahead.read_ahead", None)
         np.testing.assert_array_equal(first, [step.numpy() for step in loader])
 

@@ -24,7 +24,7 @@ class DirectBatches:
     """Reads batches in the order in which they were announced. To be used by one thread.
 
     Each read that is refused or fails is made in the usual way, which raises the error; batches that are announced
-    from then on are announced to the kernel.
+    from then on are announced to the kernel, as are all where this system has no such reads, or does not allow them.
 
     Parameters
     ----------
@@ -37,26 +37,24 @@ class DirectBatches:
     ----------
     depth
         Batches between the announcement and the read, about.
-
-    Raises
-    ------
-    OSError
-        If this system has no such reads, or does not allow them.
     """
 
     def __init__(self, whole: WholeBatches, announce: Callable[[Sequence[int]], None]) -> None:
         batch_bytes = math.prod(whole.shape) * whole.stored.itemsize
         self.depth = max(1, min(HINTED_AHEAD, UNDER_WAY_BYTES // batch_bytes))
         self._whole = whole
-        self._reads = DirectReads(whole.shape, whole.stored, self.depth + min(self.depth, HINTED_TOGETHER))
+        self._reads: DirectReads | None = None
+        try:
+            self._reads = DirectReads(whole.shape, whole.stored, self.depth + min(self.depth, HINTED_TOGETHER))
+        except OSError:
+            self.depth = HINTED_AHEAD
         self._announce = announce
         #: Number and crc32, but no file: each would stay open for as long.
         self._begun = deque[tuple[int, int | None]]()
-        self.close = self._reads.close
 
     def announce(self, numbers: Sequence[int]) -> None:
         """Begin to read batches."""
-        if not self._reads.is_usable:
+        if self._reads is None or not self._reads.is_usable:
             self._announce(numbers)
             return
         reads = []
@@ -75,7 +73,12 @@ class DirectBatches:
 
     def read(self, number: int) -> torch.Tensor:
         """Return a batch."""
-        if not self._begun or self._begun[0][0] != number:
+        if self._reads is None or not self._begun or self._begun[0][0] != number:
             return self._whole.read_by_position(number)
         _, expected = self._begun.popleft()
         return self._whole.compared(number, self._reads.take(), expected, copy=True)
+
+    def close(self) -> None:
+        """Wait for the reads under way."""
+        if self._reads is not None:
+            self._reads.close()

@@ -64,8 +64,9 @@ class MappedWindows:
         self._compared = Marks()
         self._most_met = files_at_hand(MAX_FILES)
 
-    def read_all(self, numbers: list[int]) -> Iterator[torch.Tensor]:
+    def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
+        numbers: list[int] = block.tolist()
         reader = self._reader
         stored = reader.tokens.stored_ids()
         if stored is None:

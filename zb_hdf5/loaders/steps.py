@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -15,21 +12,20 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET
-from zb_hdf5.errors import ArgumentError, ZbError
-from zb_hdf5.files.objects import reads_at_once
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.residency import WATCHED_ONE_IN
-from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.files.tokens import StoredIds, Wait
+from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.ahead import BatchHints, Depth, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.direct_batches import DirectBatches
+from zb_hdf5.loaders.far_batches import FarBatches
+from zb_hdf5.loaders.mapped_records import MappedRecords
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
-from zb_hdf5.loaders.step_values import REREAD_S, StepValues, value_count
+from zb_hdf5.loaders.step_values import StepValues, value_count
 from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.loaders.whole_batches import WholeBatches
-from zb_hdf5.packages import from_numpy, require_package
-from zb_hdf5.spec import NO_CODEC
+from zb_hdf5.packages import require_package
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +39,6 @@ else:
 
 #: Tokens, `(x, y)`, or a dictionary of tensors.
 Step: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor] | dict[str, Any]"
-#: Steps read ahead from a server are at least so many requests.
-FAR_PARTS: Final = 16
-#: Steps read ahead from a server are at least so many turns of all threads.
-FAR_TURNS: Final = 8
 #: Steps of a block, at most, that are looked up in the page cache; of scattered records, so many if there are.
 MAX_SAMPLE: Final = 32
 #: One step in so many of a block of whole batches is looked up, but at least 4.
@@ -79,19 +71,6 @@ def require_no_overflow(reader: Batches, tokens: npt.NDArray[Any]) -> None:
         )
 
 
-def _parts(numbers: Iterable[int], least: int, most: int) -> Iterator[list[int]]:
-    """Yield numbers in order, `least` of them together, and up to `most` that follow each other."""
-    part: list[int] = []
-    for number in numbers:
-        limit = most if part and number == part[-1] + 1 else least
-        if len(part) >= limit:
-            yield part
-            part = []
-        part.append(number)
-    if part:
-        yield part
-
-
 class StepReader:
     """Reads a request as tokens, two views of them, or a dictionary with more values. As thread-safe as the reader.
 
@@ -117,14 +96,13 @@ class StepReader:
 
     Notes
     -----
-    `read_all` takes the steps in blocks, and reads each in the way that is fastest for it:
+    `read_all` takes the steps in blocks, and chooses in two places how each is read. A block in the page cache takes a
+    short cut (`_read_ready`): `read_all` of `WholeBatches`, `MappedWindows` or `MappedRecords`. The steps of all others
+    are begun before they are given (`_read_waiting`):
 
-    - in the page cache, whole stored batches: `WholeBatches.read_all`
-    - in the page cache, records or windows: `_from_map`
-    - on a local disk, with prefetch="auto", whole stored batches that memory cannot keep: `_read_past_cache`
-    - on a local disk, with prefetch="auto", all others: one after the other, after hints to the kernel (`hint_ahead`)
-    - on a server, plain whole batches: several by one request (`_read_far`)
-    - else, and always to a device: one by one, in threads (`read_to`)
+    - in threads, and always to a device (`read_to`)
+    - with prefetch="auto", on a server: whole batches, several by one request (`FarBatches`)
+    - with prefetch="auto", on a local disk: by the kernel, after hints, or past the page cache (`_read_hinted`)
     """
 
     def __init__(
@@ -174,6 +152,11 @@ class StepReader:
             self._read_batch = self._whole.read_by_position
         is_stream = reader.corpus.is_stream
         self._windows = MappedWindows(reader, self._dtype, self._tokens) if is_stream else None
+        self._records = MappedRecords(reader, seq_len, self._dtype, self._tokens)
+        self._far: FarBatches | None = None
+        if FarBatches.serves(reader) and device is None and self._values is None:
+            read = self._read_batch if self._whole is None else self._whole.read
+            self._far = FarBatches(reader, self._dtype, read)
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -249,7 +232,8 @@ class StepReader:
                 steps = chain.from_iterable(repeat(self._read_while_ready(plan, block), len(block)) for block in group)
                 yield from read_to(self._device, next, steps, self.depth(plan).steps, threads=1)
             else:
-                yield from self._read_waiting(plan, group, axes == 1)
+                requests = chain.from_iterable(map(requests_in, group))
+                yield from self._read_waiting(plan, requests, is_whole=axes == 1)
 
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
         """Return whether a sample of some steps, spread evenly, is in the page cache."""
@@ -287,57 +271,30 @@ class StepReader:
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""
-        requests = requests_in(block)
-        if self._whole is not None and block.ndim == 1:
-            tokens = self._whole.read_all(block)
-        else:
-            tokens = self._from_map(requests)
+        cut = self._records if block.ndim > 1 else self._whole or self._windows
+        tokens = map(self._tokens, block.tolist()) if cut is None else cut.read_all(block)
         if self._may_overflow:
             tokens = map(self._fitting, tokens)
         values = self._values
         if values is None:
             return tokens
+        requests = requests_in(block)
         return map(values.step_of, requests, tokens, values.pieces_in(block) if values.needs_pieces else repeat(None))
 
-    def _from_map(self, requests: list[Any]) -> Iterator[torch.Tensor]:
-        """Read records or windows from mappings, if there are any; the sizes of files are asked for once."""
-        reader = self._reader
-        if isinstance(requests[0], int):
-            return self._windows.read_all(requests) if self._windows else map(self._tokens, requests)
-        stored = reader.tokens.stored_ids()
-        if stored is not None and len(stored.ids) % self._seq_len == 0 and not reader.overlap:
-            return self._records_of(stored, requests)
-        return map(self._tokens, requests)
-
-    def _records_of(self, stored: StoredIds, requests: list[npt.NDArray[np.int64]]) -> Iterator[torch.Tensor]:
-        """Yield steps of records from all tokens."""
-        ids, limit = stored
-        take = ids.reshape(-1, self._seq_len).take
-        scratch = np.empty((len(requests[0]), self._seq_len), ids.dtype)
-        for rows in requests:
-            take(rows, axis=0, out=scratch, mode="clip")  # "clip": numpy fills `scratch` without a buffer of its own
-            if limit is not None and scratch.max() > limit:
-                yield self._tokens(rows)  # raises the error
-                continue
-            yield from_numpy()(scratch.astype(self._dtype))
-
-    def _read_waiting(
-        self,
-        plan: StepPlan,
-        blocks: Iterator[npt.NDArray[np.int64]],
-        is_whole: bool,
-    ) -> Generator[Any] | Iterator[Any]:
-        """Read blocks that are not in the page cache."""
-        reader = self._reader
-        requests = chain.from_iterable(map(requests_in, blocks))
-        is_auto = self._prefetch == "auto"
+    def _read_waiting(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
+        """Read steps that are not in the page cache."""
         depth, threads = self.depth(plan)
-        if is_auto and not depth:
+        if self._prefetch != "auto":
+            return read_to(self._device, self._read_by_position, requests, depth, threads)
+        if not depth:
             return self._read_hinted(plan, requests, is_whole)
-        is_plain = reader.tokens.wait is Wait.FAR and reader.meta.codec == NO_CODEC and reader.overlap == 0
-        if is_plain and is_whole and is_auto and self._device is None and self._values is None:
-            return self._read_far(chain.from_iterable(block.tolist() for block in blocks), depth)
+        if is_whole and self._far is not None:
+            return self._read_far(self._far.read_all(requests, depth))
         return read_to(self._device, self._read_by_position, requests, depth, threads)
+
+    def _read_far(self, steps: Generator[torch.Tensor]) -> Generator[torch.Tensor]:
+        with contextlib.closing(steps):
+            yield from map(self._fitting, steps)
 
     def _read_hinted(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
         """Read steps of a local disk one after the other, later ones being under way."""
@@ -351,11 +308,7 @@ class StepReader:
         """Read whole stored batches past the page cache, but for their fields."""
         tokens, *fields = self._columns
         announce_fields = self._hints(plan, fields).announce
-        try:
-            batches = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
-        except OSError:  # this system has no such reads, or does not allow them
-            yield from hint_ahead(self._read_by_position, self._hints(plan, self._columns).announce, numbers)
-            return
+        batches = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
 
         def announce(some: list[int]) -> None:
             batches.announce(some)
@@ -389,37 +342,6 @@ class StepReader:
             records = np.concatenate(rows)
             for column in self._columns:
                 column.announce_records(records, self._seq_len * value_count(column))
-
-    def _read_far(self, numbers: Iterator[int], depth: int) -> Generator[torch.Tensor]:
-        """Read batches of a server, several by one request; an error is raised at its own step."""
-        reader = self._reader
-        first = next(numbers)
-        start = first * reader.meta.batch_tokens
-        reader.tokens.open_file(bisect_right(reader.tokens.starts, start) - 1, start)  # and time an answer
-        threads = reads_at_once(os.fspath(reader.path))
-        least = max(1, depth // FAR_TURNS // threads)
-        most = max(1, depth // FAR_PARTS)
-        parts = _parts(chain([first], numbers), least, most)
-        for part, tokens in read_ahead(self._read_part, parts, depth, threads=threads, size=len):
-            yield from map(self._tokens, part) if tokens is None else map(self._fitting, tokens)
-
-    def _read_part(self, part: list[int]) -> tuple[list[int], list[torch.Tensor] | None]:
-        """Return some batches with their numbers; None if one cannot be read, unless that took long."""
-        begun_s = time.monotonic()
-        reader = self._reader
-        unit = reader.meta.batch_tokens
-        try:
-            if len(part) == 1 or part != [*range(part[0], part[0] + len(part))]:
-                read = self._read_batch if self._whole is None else self._whole.read
-                return part, [*map(read, part)]
-            tokens = np.empty((len(part), *reader.meta.shape), reader.dtype)
-            starts = range(part[0] * unit, (part[-1] + 1) * unit, unit)
-            reader.tokens.read(zip(starts, tokens.reshape(len(part), -1), strict=True))
-        except (ZbError, OSError):
-            if time.monotonic() - begun_s > REREAD_S:
-                raise
-            return part, None
-        return part, [from_numpy()(batch.astype(self._dtype)) for batch in tokens]
 
     def depth(self, plan: StepPlan) -> Depth:
         """Return how many steps to read ahead, and in how many threads."""

@@ -26,11 +26,13 @@ import h5py
 import numpy as np
 from commandline import run_zb
 from contents import files_in
+from interrupted import Stops
 from reading import reading
 
 from zb_hdf5 import Loader, convert, open_reader, write_digests
 from zb_hdf5.console import JSON_VERSION
-from zb_hdf5.converters.journal import JOURNAL_PREFIX
+from zb_hdf5.converters.engines import Engine
+from zb_hdf5.converters.journal import JOURNAL_PREFIX, read_journal
 
 PINS = golden.DATA / "pins.json"
 WRITTEN = golden.DATA / "trainers"
@@ -325,6 +327,32 @@ def bytes_of(name: str, folder: Path) -> dict[str, str]:
     return digests
 
 
+class Reading(Engine):
+    """Reads the journal of a conversion when its work begins, and stops."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, function: Any, tasks: Any, progress: Any) -> Iterator[Any]:
+        for _ in tasks:
+            [path] = self.folder.glob(f"out*.partial/{JOURNAL_PREFIX}*")
+            self.record = read_journal(path)
+            raise Stops
+            yield
+
+
+def plan_of(name: str, folder: Path) -> dict[str, str]:
+    """Return the digest of each entry of the plan of a conversion, by which one of an earlier version goes on."""
+    source, target, options = CONVERSIONS[name]
+    engine = Reading(folder)
+    with contextlib.chdir(folder), contextlib.suppress(Stops):  # files name their sources as they were named
+        convert(source, target, folder / "out", engine=engine, **options)
+    found = {"unit": engine.record.unit, **engine.record.plan}
+    del found["files"]  # with the time of each
+    texts = {key: json.dumps(value).replace(str(folder), "") for key, value in found.items()}
+    return {key: hashlib.sha256(text.encode()).hexdigest()[:16] for key, text in texts.items()}
+
+
 def cases() -> dict[str, Callable[[Path], Any]]:
     """Return every case by its name; each is called with the folder of all kinds."""
     found: dict[str, Callable[[Path], Any]] = {}
@@ -334,6 +362,7 @@ def cases() -> dict[str, Callable[[Path], Any]]:
             found[f"reports/{name}"] = lambda folder, kind=kind: reports_of(kind, folder)
     for name in CONVERSIONS:
         found[f"bytes/{name}"] = lambda folder, name=name: bytes_of(name, folder)
+        found[f"plans/{name}"] = lambda folder, name=name: plan_of(name, folder)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints, orders, states, reports, opened files and written bytes of every kind of path. See `pins.py`."""
+"""Fingerprints, orders, states, reports, opens and written bytes of every kind of path, and plans. See `pins.py`."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_every_case_is_pinned():
 
 
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")
-@pytest.mark.parametrize("group", ["facts", "reports", "bytes"])
+@pytest.mark.parametrize("group", ["facts", "reports", "bytes", "plans"])
 def test_facts_are_those_of_earlier_builds(group, folder):
     different = []
     for case, make in CASES.items():

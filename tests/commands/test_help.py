@@ -87,7 +87,8 @@ def data(folder, tmp_path_factory):
     sources = {name: made / "data" / name for name in ("web", "code")}
     with MixedLoader(sources, dict.fromkeys(sources, 0.5), rank=0, world_size=1) as loader:
         (made / "mixed.json").write_text(json.dumps(loader.state_dict()))
-    write_stream(made / "stream.h5", np.resize(tokens, 120_000), np.full(12, 10_000), dtype="uint16")
+    for name in ("stream.h5", "genome.h5"):
+        write_stream(made / name, np.resize(tokens, 120_000), np.full(12, 10_000), dtype="uint16")
     for name in ("train.batch", "train.h5"):
         write_batches(made / "data" / name, tokens[:64].reshape(-1, 2, 8), dtype="uint16")
     (made / "data/train.h5").rename(made / "data/train.h5.partial")

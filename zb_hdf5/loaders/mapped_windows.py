@@ -49,7 +49,7 @@ class MappedWindows:
 
     Parameters
     ----------
-    reader
+    batches
         The windows of a stream.
     dtype
         The dtype of the tensors.
@@ -57,8 +57,8 @@ class MappedWindows:
         Reads a batch by its number: one that no mapping holds, or whose ids are none. It raises the error.
     """
 
-    def __init__(self, reader: Batches, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
-        self._reader = reader
+    def __init__(self, batches: Batches, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
+        self._batches = batches
         self._dtype = dtype
         self._read = read
         self._compared = Marks()
@@ -67,16 +67,16 @@ class MappedWindows:
     def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
         numbers: list[int] = block.tolist()
-        reader = self._reader
-        stored = reader.tokens.stored_ids()
+        batches = self._batches
+        stored = batches.tokens.stored_ids()
         if stored is None:
             return self._from_files(numbers)
         if self._is_view(stored):
             return map(self._read, numbers)
-        batches = reader.windows.batches_in(stored.ids, reader.num_batches)
+        views = batches.windows.batches_in(stored.ids, batches.num_batches)
         if stored.limit is None:
-            return (from_numpy()(batches[number].astype(self._dtype)) for number in numbers)
-        return self._from_one(batches, self._as_copied(batches), stored.limit, numbers)
+            return (from_numpy()(views[number].astype(self._dtype)) for number in numbers)
+        return self._from_one(views, self._as_copied(views), stored.limit, numbers)
 
     def _is_view(self, stored: StoredIds) -> bool:
         """Return whether a batch is a view of the mapping, which is no copy."""
@@ -87,12 +87,12 @@ class MappedWindows:
         return ids.view(self._dtype) if ids.itemsize == self._dtype.itemsize and ids.dtype.isnative else ids
 
     def _from_one(
-        self, batches: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
+        self, views: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
     ) -> Iterator[torch.Tensor]:
         """Yield batches from one mapping of all tokens, of which each id is compared once."""
         for number in numbers:
             if number not in self._compared:
-                if batches[number].max() > limit:
+                if views[number].max() > limit:
                     yield self._read(number)  # raises the error
                     continue
                 self._compared.add(number)
@@ -100,9 +100,9 @@ class MappedWindows:
 
     def _from_files(self, numbers: list[int]) -> Iterator[torch.Tensor]:
         """Yield batches from the mappings of their files; one that two files share is read."""
-        reader = self._reader
-        windows = reader.windows
-        starts = reader.tokens.starts
+        batches = self._batches
+        windows = batches.windows
+        starts = batches.tokens.starts
         num_tokens = windows.batch_stride + windows.overlap
         met: dict[int, StoredIds | None] = {}
         for number in numbers:
@@ -121,7 +121,7 @@ class MappedWindows:
 
     def _met(self, file: int, start: int) -> StoredIds | None:
         """Open the file of a batch that begins with token `start` of all; None if it gives no views to widen."""
-        tokens = self._reader.tokens
+        tokens = self._batches.tokens
         stored = (tokens.known.get(file) or tokens.open_file(file, start)).stored_ids()
         return None if stored is None or self._is_view(stored) else stored
 
@@ -132,4 +132,4 @@ class MappedWindows:
             if stored.has_others(ids):
                 return None
             self._compared.add(number)
-        return from_numpy()(self._reader.windows.batches_in(self._as_copied(ids), 1)[0].astype(self._dtype))
+        return from_numpy()(self._batches.windows.batches_in(self._as_copied(ids), 1)[0].astype(self._dtype))

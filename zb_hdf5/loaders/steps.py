@@ -54,30 +54,30 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def may_overflow(reader: Batches, dtype: np.dtype[Any]) -> bool:
+def may_overflow(batches: Batches, dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype of tokens may hold too few of the ids of a store, as far as its facts tell."""
-    largest = reader.meta.vocab_size - 1 if reader.meta.vocab_size else reader.corpus.max_token
+    largest = batches.meta.vocab_size - 1 if batches.meta.vocab_size else batches.corpus.max_token
     limit = np.iinfo(dtype).max
-    return np.iinfo(reader.dtype).max > limit and (largest is None or largest > limit)
+    return np.iinfo(batches.dtype).max > limit and (largest is None or largest > limit)
 
 
-def require_no_overflow(reader: Batches, tokens: npt.NDArray[Any]) -> None:
+def require_no_overflow(batches: Batches, tokens: npt.NDArray[Any]) -> None:
     """Raise `ArgumentError` if ids of a store became negative in int32, which holds ids below 2**31."""
     least = int(tokens.min(initial=0))
     if least < 0:
         raise ArgumentError(
-            f"{reader.path}: expected ids below 2**31, which torch.int32 holds, found {least + 2**32:,}; pass "
+            f"{batches.path}: expected ids below 2**31, which torch.int32 holds, found {least + 2**32:,}; pass "
             "dtype=torch.int64"
         )
 
 
 class StepReader:
-    """Reads a request as tokens, two views of them, or a dictionary with more values. As thread-safe as the reader.
+    """Reads a request as tokens, two views of them, or a dictionary with more values. As thread-safe as its batches.
 
     Parameters
     ----------
-    reader
-        The store.
+    batches
+        The batches or windows of a corpus.
     seq_len
         Tokens of a record, as the loader gives it.
     mask_documents
@@ -107,7 +107,7 @@ class StepReader:
 
     def __init__(
         self,
-        reader: Batches,
+        batches: Batches,
         seq_len: int,
         *,
         targets: bool,
@@ -121,15 +121,15 @@ class StepReader:
         labels: str | None = None,
     ) -> None:
         require_prefetch(prefetch)
-        self._reader = reader
+        self._batches = batches
         self._seq_len = seq_len
         self._prefetch = prefetch
         self._device = device
         self._values: StepValues | None = None  # the steps are tokens, or two views of them
         asked = (fields != (), documents is not False, spans, mask_documents)
-        if any(asked) or (targets and (reader.has_padding or has_targets(reader) or reader.num_context)):
+        if any(asked) or (targets and (batches.has_padding or has_targets(batches) or batches.num_context)):
             values = StepValues(
-                reader,
+                batches,
                 seq_len,
                 targets=targets,
                 mask_documents=mask_documents,
@@ -145,18 +145,20 @@ class StepReader:
         self._splits = targets and self._values is None
         self._dtype = numpy_dtype(dtype)
         narrow = self._dtype == np.int32
-        self._may_overflow = may_overflow(reader, self._dtype)
-        self._whole = WholeBatches(reader, narrow) if WholeBatches.serves(reader) else None
-        self._read_batch: Callable[[int], torch.Tensor] = reader.read_batch_int32 if narrow else reader.read_batch_torch
+        self._may_overflow = may_overflow(batches, self._dtype)
+        self._whole = WholeBatches(batches, narrow) if WholeBatches.serves(batches) else None
+        self._read_batch: Callable[[int], torch.Tensor] = (
+            batches.read_batch_int32 if narrow else batches.read_batch_torch
+        )
         if self._whole is not None:
             self._read_batch = self._whole.read_by_position
-        is_stream = reader.corpus.is_stream
-        self._windows = MappedWindows(reader, self._dtype, self._tokens) if is_stream else None
-        self._records = MappedRecords(reader, seq_len, self._dtype, self._tokens)
+        is_stream = batches.corpus.is_stream
+        self._windows = MappedWindows(batches, self._dtype, self._tokens) if is_stream else None
+        self._records = MappedRecords(batches, seq_len, self._dtype, self._tokens)
         self._far: FarBatches | None = None
-        if FarBatches.serves(reader) and device is None and self._values is None:
+        if FarBatches.serves(batches) and device is None and self._values is None:
             read = self._read_batch if self._whole is None else self._whole.read
-            self._far = FarBatches(reader, self._dtype, read)
+            self._far = FarBatches(batches, self._dtype, read)
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -192,12 +194,12 @@ class StepReader:
     def _tokens(self, request: StoredRequest) -> torch.Tensor:
         if isinstance(request, int):
             return self._fitting(self._read_batch(request))
-        return self._fitting(self._reader.read_records_torch(request, self._seq_len, self._dtype))
+        return self._fitting(self._batches.read_records_torch(request, self._seq_len, self._dtype))
 
     def _fitting(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return tokens of the store, or raise `ArgumentError` if the dtype of the tensors does not hold their ids."""
         if self._may_overflow:
-            require_no_overflow(self._reader, tokens.numpy())
+            require_no_overflow(self._batches, tokens.numpy())
         return tokens
 
     def _step(self, request: StoredRequest, tokens: torch.Tensor) -> Any:
@@ -237,15 +239,15 @@ class StepReader:
 
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
         """Return whether a sample of some steps, spread evenly, is in the page cache."""
-        reader = self._reader
-        if not reader.corpus.is_cached and reader.tokens.wait is not Wait.LOCAL:
+        batches = self._batches
+        if not batches.corpus.is_cached and batches.tokens.wait is not Wait.LOCAL:
             return False
         wanted = MAX_SAMPLE if plan.scattered else max(4, len(block) // SAMPLED_ONE_IN)
         count = min(len(block), wanted, MAX_SAMPLE)
         sample = block[np.arange(count) * len(block) // count]
         if block.ndim == 1:
-            return reader.are_cached(sample * reader.batch_size, self._seq_len)
-        return reader.are_cached(sample[np.arange(count), np.arange(count) % sample.shape[1]], self._seq_len)
+            return batches.are_cached(sample * batches.batch_size, self._seq_len)
+        return batches.are_cached(sample[np.arange(count), np.arange(count) % sample.shape[1]], self._seq_len)
 
     def _read_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache; those after one that had to wait for a disk are hinted at."""
@@ -257,7 +259,7 @@ class StepReader:
         if block.ndim == 1 and self._whole is not None and self._whole.gives_views:  # their pages are not read here
             yield steps
             return
-        residency = self._reader.tokens.residency
+        residency = self._batches.tokens.residency
         for first in range(0, len(block), WATCHED_ONE_IN):
             waits = residency.waits
             yield (residency.watch(next, steps),)
@@ -308,19 +310,19 @@ class StepReader:
         """Read whole stored batches past the page cache, but for their fields."""
         tokens, *fields = self._columns
         announce_fields = self._hints(plan, fields).announce
-        batches = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
+        direct = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
 
         def announce(some: list[int]) -> None:
-            batches.announce(some)
+            direct.announce(some)
             if fields:
                 announce_fields(some)
 
         def read_step(number: int) -> Any:
-            return self._step(number, self._fitting(batches.read(number)))
+            return self._step(number, self._fitting(direct.read(number)))
 
-        with contextlib.closing(batches):
-            read = read_step if self._may_overflow or self._values is not None else batches.read
-            yield from hint_ahead(read, announce, numbers, batches.depth)
+        with contextlib.closing(direct):
+            read = read_step if self._may_overflow or self._values is not None else direct.read
+            yield from hint_ahead(read, announce, numbers, direct.depth)
 
     def _hints(self, plan: StepPlan, columns: Sequence[Batches]) -> BatchHints:
         return BatchHints([column.will_need for column in columns], plan.records_per_batch)
@@ -328,14 +330,14 @@ class StepReader:
     @property
     def _columns(self) -> list[Batches]:
         """The tokens, and the fields that are read with them."""
-        return [self._reader, *(self._values.columns if self._values else ())]
+        return [self._batches, *(self._values.columns if self._values else ())]
 
     def announce(self, requests: Sequence[Request]) -> None:
         """Announce the tokens and the fields of requests in any order, unless they are in memory."""
-        batches = [one for one in requests if isinstance(one, int)]
-        if batches and not (self._whole is not None and self._whole.is_ready()):
+        numbers = [one for one in requests if isinstance(one, int)]
+        if numbers and not (self._whole is not None and self._whole.is_ready()):
             for column in self._columns:
-                for number in batches:
+                for number in numbers:
                     column.will_need(number)
         rows = [one.records if isinstance(one, PaddedRecords) else one for one in requests if not isinstance(one, int)]
         if rows:
@@ -345,10 +347,10 @@ class StepReader:
 
     def depth(self, plan: StepPlan) -> Depth:
         """Return how many steps to read ahead, and in how many threads."""
-        reader = self._reader
+        batches = self._batches
         step_reads = plan.batch_size if plan.scattered else 1
-        step_bytes = plan.batch_size * self._seq_len * reader.dtype.itemsize
-        return depth_of(self._prefetch, reader.tokens, reader.path, self._device, step_bytes, step_reads)
+        step_bytes = plan.batch_size * self._seq_len * batches.dtype.itemsize
+        return depth_of(self._prefetch, batches.tokens, batches.path, self._device, step_bytes, step_reads)
 
     def close(self) -> None:
         """Drop the arrays that are kept between single steps."""

@@ -34,7 +34,7 @@ MET_READS: Final = 64
 #: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
 MAX_MET: Final = 32
 #: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
-#: be None. Without array and tokens, the reader reads the batches.
+#: be None. Without array and tokens, its batches are read one by one.
 Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 _local = threading.local()
 
@@ -42,7 +42,7 @@ _local = threading.local()
 class BatchPlace(NamedTuple):
     """A stored batch: its number, that of its file, its number there, and the tokens of the file.
 
-    Without tokens it has no place in a plain file: the reader reads it.
+    Without tokens it has no place in a plain file: it is read as `Batches` reads it.
     """
 
     number: int
@@ -54,68 +54,69 @@ class BatchPlace(NamedTuple):
 class WholeBatches:
     """Widens stored batches of plain files, from their mappings, or by one positioned read or request each.
 
-    The reader reads the batches of other files, and batches whose crc32 differs: it raises the errors. The size of a
-    mapped file is asked for once in a block: a file that is cut short inside it is a bus error. With verify="batch"
-    a batch is copied first, and the copy is compared: a file that changes meanwhile changes nothing that was compared.
+    Batches of other files, and those whose crc32 differs, are read as `Batches` reads them, which raises the errors.
+    The size of a mapped file is asked for once in a block: a file that is cut short inside it is a bus error. With
+    verify="batch" a batch is copied first, and the copy is compared: a file that changes meanwhile changes nothing that
+    was compared.
     The file of a cache is not mapped.
 
     Parameters
     ----------
-    reader
-        A store that `serves`.
+    batches
+        Those of a store that `serves`.
     narrow
         The tensors are of int32, else of int64.
     """
 
-    def __init__(self, reader: Batches, narrow: bool) -> None:
-        self._reader = reader
-        self._read = reader.read_batch_int32 if narrow else reader.read_batch_torch
+    def __init__(self, batches: Batches, narrow: bool) -> None:
+        self._batches = batches
+        self._read = batches.read_batch_int32 if narrow else batches.read_batch_torch
         self._dtype = np.dtype(np.int32 if narrow else np.int64)
         #: The shape of a batch.
-        self.shape = reader.meta.shape
-        self._is_far = reader.tokens.wait is Wait.FAR and not reader.corpus.is_cached
-        is_plain_view = narrow and reader.dtype == np.uint32
+        self.shape = batches.meta.shape
+        self._is_far = batches.tokens.wait is Wait.FAR and not batches.corpus.is_cached
+        is_plain_view = narrow and batches.dtype == np.uint32
         #: The dtype of a batch before it is widened; one that needs no more is given as it was read.
-        self.stored = self._dtype if is_plain_view else reader.dtype
-        self._copies = reader.verified == "all reads"
+        self.stored = self._dtype if is_plain_view else batches.dtype
+        self._copies = batches.verified == "all reads"
         #: The pages of a batch are touched by whoever uses it.
-        self.gives_views = is_plain_view and not (self._copies or self._is_far or reader.corpus.is_cached)
+        self.gives_views = is_plain_view and not (self._copies or self._is_far or batches.corpus.is_cached)
         self._most_met = files_at_hand(MAX_MET)
         self._is_ready = False
         self._met: dict[int, Met] = {}
         self._reads_left = 0
         self._looks_left = 0
-        self._unit = reader.meta.batch_tokens
-        self._starts = reader.tokens.starts
+        self._unit = batches.meta.batch_tokens
+        self._starts = batches.tokens.starts
         #: Batches are read by their positions.
-        self._has_places = not self._is_far and (reader.tokens.access != "mmap" or reader.corpus.is_cached)
+        self._has_places = not self._is_far and (batches.tokens.access != "mmap" or batches.corpus.is_cached)
 
     @staticmethod
-    def serves(reader: Batches) -> bool:
+    def serves(batches: Batches) -> bool:
         """Return whether batches are stored one by one in plain files that do not grow, or in a cache."""
-        tokens = reader.tokens
-        unit = reader.meta.batch_tokens
+        tokens = batches.tokens
+        unit = batches.meta.batch_tokens
         is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
-        if not reader.complete or not (is_plain or reader.corpus.is_cached):
+        if not batches.complete or not (is_plain or batches.corpus.is_cached):
             return False
         if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
             return False
-        follow = tokens.unit == unit and reader.windows.stride == reader.windows.length
+        follow = tokens.unit == unit and batches.windows.stride == batches.windows.length
         return follow and not any(start % unit for start in tokens.starts[:-1])
 
-    def read_all(self, batches: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
+    def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
         starts = np.array(self._starts) // self._unit
-        numbers = starts[1:].searchsorted(batches, side="right")
+        numbers = starts[1:].searchsorted(block, side="right")
         files = numbers.tolist()
-        indices = (batches - starts[numbers]).tolist()
+        indices = (block - starts[numbers]).tolist()
         known = dict.fromkeys(files)
         if self.gives_views and len(known) <= self._most_met:
             with contextlib.suppress(ZbError, OSError):  # raised again at its own step
                 views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
                 if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
                     return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
-        return map(self._read_at, batches.tolist(), files, indices, repeat({}))
+        return map(self._read_at, block.tolist(), files, indices, repeat({}))
 
     def read(self, number: int) -> torch.Tensor:
         """Return one batch, in any order of the numbers."""
@@ -138,8 +139,8 @@ class WholeBatches:
         self._reads_left = MET_READS
         if self._looks_left <= 0:
             self._looks_left = SINGLE_READS // MET_READS
-            sample = np.linspace(0, self._reader.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
-            self._is_ready = self._is_far or all(map(self._reader.is_cached, sample))
+            sample = np.linspace(0, self._batches.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
+            self._is_ready = self._is_far or all(map(self._batches.is_cached, sample))
         self._looks_left -= 1
 
     def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
@@ -165,7 +166,7 @@ class WholeBatches:
     def compared(
         self, number: int, batch: npt.NDArray[Any] | None, expected: int | None, *, copy: bool = False
     ) -> torch.Tensor:
-        """Return batch `number` as it was read, if its crc32 is the expected one; else have the reader read it again.
+        """Return batch `number` as it was read, if its crc32 is the expected one; else as `Batches` reads it.
 
         Parameters
         ----------
@@ -183,8 +184,8 @@ class WholeBatches:
     @property
     def outruns_memory(self) -> bool:
         """Whether memory cannot keep the batches until they are read again, and each has a place in a file."""
-        reader = self._reader
-        return self._has_places and not reader.corpus.is_cached and reader.tokens.residency.outruns_memory
+        batches = self._batches
+        return self._has_places and not batches.corpus.is_cached and batches.tokens.residency.outruns_memory
 
     def place(self, number: int) -> BatchPlace:
         """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""
@@ -194,7 +195,7 @@ class WholeBatches:
 
     def _plain(self, file: int, start: int) -> FileTokens | None:
         """Return the tokens of a file, of which batches at a constant stride are the units; else None."""
-        tokens = self._reader.tokens  # each time: the tokens of a reader that was closed have no places
+        tokens = self._batches.tokens  # each time: the tokens of a corpus that was closed have no places
         plain = (tokens.known.get(file) or tokens.open_file(file, start)).resolve()
         return plain if plain is not None and plain.unit == self._unit and len(plain.extents.runs) == 1 else None
 
@@ -249,7 +250,7 @@ class WholeBatches:
         return copy
 
     def _filled(self, plain: FileTokens, index: int) -> npt.NDArray[Any] | None:
-        """Read a batch by its position; None if the read failed: the reader has the message."""
+        """Read a batch by its position; None if the read failed: `Batches` has the message."""
         if self._is_far:
             return plain.unit_of_object(index).reshape(self.shape)
         batch = self._buffer()

@@ -42,7 +42,7 @@ from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.index import ShardIndex, require_files
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.store_corpus import FLAT_DTYPE, StoreCorpus
+from zb_hdf5.store.store_corpus import FLAT_DTYPE, NewerFiles, StoreCorpus
 from zb_hdf5.store.store_documents import StoreDocuments
 
 if TYPE_CHECKING:  # h5py, which a finished store does not need
@@ -68,6 +68,14 @@ def _stream_of(found: Found) -> StoreCorpus:
     """Open the files of a token stream, which may grow."""
     index = stream_index(found)
     compare_digests(found)
+    newer = partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split)
+    return _over(found, index, newer=newer)
+
+
+def _over(
+    found: Found, index: ShardIndex, *, records: Windows | None = None, newer: NewerFiles | None = None
+) -> StoreCorpus:
+    """Return the corpus of files in no store, by an index that was made of them."""
     return StoreCorpus(
         found.path,
         index,
@@ -75,7 +83,8 @@ def _stream_of(found: Found) -> StoreCorpus:
         verify=found.verify,
         read_as=found.read_as,
         found=found.known,
-        newer=partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split),
+        records=records,
+        newer=newer,
     )
 
 
@@ -90,7 +99,7 @@ def _newer_files(
 
 
 def compare_digests(found: Found) -> None:
-    """Compare the digests of all files of the split, if `verify="store"` asks for it. Raises as `open_reader`."""
+    """Compare the digests of all files of the split, if `verify="store"` asks for it. Raises as `open_corpus`."""
     if found.verify == "store":
         from zb_hdf5.store.verify import require_digests  # with h5py, which a finished store does not need
 

@@ -115,7 +115,7 @@ def _compare_backends(h5: Path, batch: Path) -> None:
         digests[name] = digest.hexdigest()
         _say(f"{name:>6}  {len(loader):,} batches  sha256 of the epoch {digests[name][:32]}…")
     _require(digests["hdf5"] == digests["batch"], "both backends yield the same epoch")
-    _require(loaders["hdf5"].reader.fingerprint == loaders["batch"].reader.fingerprint, "and have one fingerprint")
+    _require(loaders["hdf5"].batches.fingerprint == loaders["batch"].batches.fingerprint, "and have one fingerprint")
 
 
 class _Records(torch.utils.data.Dataset[Tensor]):

@@ -116,7 +116,7 @@ def check_batches(reader, expected):
     kept = []
     for index, batch in enumerate(expected):
         reader.will_need(index)
-        assert reader.is_cached(index) in (True, False)
+        assert reader.is_ready(index) in (True, False)
         found = reader.read_batch(index)
         int64 = reader.read_batch_torch(index)
         int32 = reader.read_batch_int32(index)
@@ -129,7 +129,7 @@ def check_batches(reader, expected):
     same([found for found, _ in kept], expected)  # none overwrites another
     same(reader.read_batch(0), expected[0])
     reader.will_need(0, len(expected))
-    hints = (reader.will_need, reader.is_cached, lambda count: reader.will_need(0, count + 1))
+    hints = (reader.will_need, reader.is_ready, lambda count: reader.will_need(0, count + 1))
     is_refused(errors.BatchIndexError, *(lambda hint=hint: hint(len(expected)) for hint in hints))
 
 
@@ -278,7 +278,7 @@ def check_closing(reader, expected):
         lambda: reader.read_batch_int32(0),
         lambda: reader.read_record(0),
         lambda: reader.read_records_into(np.arange(len(out)), out),
-        lambda: reader.is_cached(0),
+        lambda: reader.is_ready(0),
         lambda: list(reader),
         match="closed",
     )

@@ -68,7 +68,7 @@ def test_a_file_that_is_replaced_after_the_look_is_named(name, tmp_path):
     for place in (tmp_path / "ids.npy", folder / "ids.npy"):
         np.save(tmp_path / "new.npy", np.arange(1000, dtype=np.uint16) + 5000)  # of the same size
         os.replace(tmp_path / "new.npy", place)
-    is_refused(FormatError, lambda: corpus_of(found).tokens[:5], match="changed since this reader was made")
+    is_refused(FormatError, lambda: corpus_of(found).tokens[:5], match="changed since it was opened")
 
 
 def test_the_descriptor_of_a_look_goes_to_whoever_reads_on(tmp_path):

@@ -170,7 +170,7 @@ def test_an_open_stream_does_not_read_the_documents_of_the_result_that_replaced_
     how = {"source_dtype": "uint16"} if ids == "D.npy" else {}
     with open_corpus(tmp_path / ids, **reading(how)) as stream:
         make(sources, 1, tmp_path / ids, True)
-        with pytest.raises(FormatError, match=r"changed since this reader was made|was replaced"):
+        with pytest.raises(FormatError, match=r"changed since it was opened|was replaced"):
             _ = stream.doc_offsets
 
 

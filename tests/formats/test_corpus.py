@@ -14,15 +14,18 @@ from zb_hdf5 import (
     ArgumentError,
     BackendError,
     BatchIndexError,
+    ClosedError,
     FormatError,
     HDF5ShardWriter,
     Loader,
     StateError,
     convert,
+    made_up_corpus,
     open_corpus,
     open_reader,
 )
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.store.cache import column_of
 
 DOCUMENTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
 IDS = [token for each in DOCUMENTS for token in (*each, 0)]
@@ -230,3 +233,40 @@ def test_documents_are_a_source_of_grain(stream):
         shuffled.set_state(state)
         assert list(shuffled) == rest
         assert sorted([first, *rest]) == ["d0", "d1", "d2", "d3"]
+
+
+def test_a_split_of_a_corpus_has_its_cache(texts, tmp_path):
+    convert(texts, "hdf5", tmp_path / "out", tokenizer="byte", val_fraction=0.3, batch_size=2, seq_len=64)
+    with open_corpus(tmp_path / "out", cache=tmp_path / "cache") as corpus, corpus.split("val") as held_out:
+        assert corpus.is_cached
+        assert held_out.is_cached
+        with Loader(corpus, rank=0, world_size=1) as loader:
+            assert loader.batches.corpus.is_cached
+            list(loader)
+        with (
+            open_reader(tmp_path / "out", cache=tmp_path / "cache") as reader,
+            Loader(reader, rank=0, world_size=1) as loader,
+        ):
+            assert loader.batches.corpus.is_cached
+
+
+def test_a_cached_stream_keeps_its_cache_and_a_closed_corpus_opens_no_field(stream, tmp_path):
+    with open_corpus(stream, cache=tmp_path / "cache") as corpus:
+        assert corpus.refresh() == len(IDS)
+        assert corpus.tokens[:].tolist() == IDS
+        assert column_of(corpus).has(0)
+    with pytest.raises(ClosedError, match="this corpus was closed"):
+        corpus.field("mask")
+
+
+def test_shapes_that_are_not_possible_and_those_that_are_said_twice(stream):
+    with pytest.raises(ArgumentError, match="seq_len must be at least 1, found 0"):
+        open_reader(stream, batch_size=8, seq_len=0)
+    with open_corpus(stream) as corpus:
+        batches = corpus.batches(1, 4, stride=2, context_targets=False)
+        with Loader(batches, seq_len=4, targets=True, rank=0, world_size=1) as loader:
+            assert next(loader)[0].shape == (1, 4)
+        labels = [row["labels"].tolist() for row in Loader(batches, rank=0, world_size=1).records()]
+        assert labels == [IDS[:4], *[[-100, -100, *IDS[start + 2 : start + 4]] for start in range(2, len(IDS) - 3, 2)]]
+        made = made_up_corpus(like=batches)
+        assert (made.seq_len, made.stride) == (4, 2)

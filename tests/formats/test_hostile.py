@@ -400,7 +400,7 @@ def test_a_replaced_file_is_never_read_for_the_old_one(access, tmp_path):
     sent = pickle.dumps(reader)
     replaced(path, lambda other: write(other, seed=1))
     np.testing.assert_array_equal(reader.read_batch(3), tokens[3])  # what is open is the old file
-    is_refused(errors.FormatError, lambda: pickle.loads(sent).read_batch(3), match="changed since this reader was made")
+    is_refused(errors.FormatError, lambda: pickle.loads(sent).read_batch(3), match="changed since it was opened")
     if access == "h5py":
         is_refused(errors.FormatError, lambda: unread.read_batch(3), reader.corpus.digests.crc32, match="changed since")
     else:

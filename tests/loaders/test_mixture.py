@@ -141,7 +141,7 @@ def test_closed_sources_are_refused(shuffle, tmp_path):
     write_batches(tmp_path / "x.h5", np.zeros((8, 2, 8), np.uint32))
     with open_reader(tmp_path / "x.h5") as reader:
         pass
-    with pytest.raises(ClosedError, match=r"x\.h5: this reader was closed"):
+    with pytest.raises(ClosedError, match=r"x\.h5: this corpus was closed"):
         next(iter(MixedLoader({"x": reader}, {"x": 1}, shuffle=shuffle, **ALONE)))
 
 

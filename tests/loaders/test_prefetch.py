@@ -164,7 +164,7 @@ def test_files_in_memory_need_no_announcement(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         write_batches(Path(folder) / "t.batch", TOKENS)
         with open_reader(Path(folder) / "t.batch") as reader:
-            assert all(map(reader.is_cached, range(60)))
+            assert all(map(reader.is_ready, range(60)))
             monkeypatch.setattr(reader, "will_need", None)
             assert len(list(Loader(reader, **ALONE))) == len(reader)
 
@@ -175,7 +175,7 @@ def test_auto_announces_what_is_not_in_the_page_cache(path, monkeypatch, shuffle
     with open_reader(path) as reader:
         loader = Loader(reader, shuffle=shuffle, **ALONE)
         plain = list(Loader(reader, shuffle=shuffle, prefetch=0, rank=0, world_size=1))
-        assert all(reader.is_cached(i) for i in range(60))
+        assert all(reader.is_ready(i) for i in range(60))
         announced = []
         will_need, announce_records = reader.will_need, reader.announce_records
 

@@ -215,7 +215,7 @@ def test_documents_of_a_file_that_was_replaced_are_refused(tmp_path):
         write_llmc(tmp_path / f"{number}.bin", np.arange(100, dtype="<u2"))
     with open_corpus(tmp_path) as stream:
         write_llmc(tmp_path / "1.bin", np.arange(150, dtype="<u2"))
-        is_refused(errors.FormatError, lambda: stream.doc_offsets, match="changed since this reader was made")
+        is_refused(errors.FormatError, lambda: stream.doc_offsets, match="changed since it was opened")
 
 
 def test_a_folder_of_which_a_part_is_not_recognised_is_refused(copied):

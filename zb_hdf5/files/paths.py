@@ -241,7 +241,7 @@ def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
         else:
             what = "(size, ETag)"
         raise FormatError(
-            f"{path}: changed since this reader was made: expected {what} {expected}, found {found}; open it again"
+            f"{path}: changed since it was opened: expected {what} {expected}, found {found}; open it again"
         )
 
 

@@ -606,7 +606,7 @@ class ClosedTokens(Wrapper):
         del self.tokens  # and with them their mapping and its file
 
     def _refuse(self, *_: object) -> Any:
-        raise ClosedError(f"{self.name}: this reader was closed")
+        raise ClosedError(f"{self.name}: this corpus was closed")
 
     read = gather = view = ready = will_need = will_gather = _refuse  # type: ignore[assignment]
 

@@ -20,6 +20,7 @@ from zb_hdf5.errors import (
     ArgumentError,
     BackendError,
     BatchIndexError,
+    ClosedError,
     IncompleteError,
     UnverifiableError,
     counted,
@@ -82,7 +83,7 @@ class Corpus:
     extents
         Extents of the batches in the one file, or None if they are in several or have no plain extents.
     columns
-        Ranges of the chunks of each column in the one file, if a reader may look for them without HDF5.
+        Ranges of the chunks of each column in the one file, if they may be looked for without HDF5.
     compressed
         The codec of the tokens of the one file, and the bytes that they take; None: they are not compressed.
     max_token
@@ -120,6 +121,7 @@ class Corpus:
         self.origin: dict[str, Any] = {}
         self._record_documents: RecordDocuments | None = None
         self._fields: dict[str, Corpus] = {}
+        self._old_fields: list[Corpus] = []  # of a stream before it grew
         self._changing = OwnLock()  # by a refresh, or a field that is opened
         self._cache: Callable[[Corpus], Tokens] | None = None
         self._reopen: Callable[[str | None], Corpus] | None = None
@@ -181,7 +183,10 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the tokens, whatever the shape of their batches. No state and no cache has it."""
+        """Identity of the tokens, whatever the shape of their batches.
+
+        States of a `DocumentLoader` and the names of caches of streams have it: it never changes for the same tokens.
+        """
         return self._sample() if self.sha256 is None else f"tokens:{self.sha256}:{self.dtype.name}"
 
     def _sample(self) -> str:
@@ -196,7 +201,8 @@ class Corpus:
         """Return the identity of the tokens in batches of some shape, as states have it.
 
         It is the same in every backend for the same tokens, shape and shards. Without a stored digest (a lone `.batch`,
-        a foreign HDF5 file) it covers the shape and a fixed sample of the batches, and begins with "sampled:".
+        an HDF5 file of another program) it covers the shape and a fixed sample of the batches, and begins with
+        "sampled:". That of a live store begins with "live:", and that of windows ends with their shape.
         """
         if self.sha256 is not None:
             return content_fingerprint([self.sha256], batches.meta)
@@ -227,6 +233,8 @@ class Corpus:
         return found
 
     def _open_field(self, name: str) -> Corpus:
+        if isinstance(self.tokens, ClosedTokens):
+            raise ClosedError(f"{self.path}: this corpus was closed")
         if self.tokens_only:
             raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self.tokens_only}")
         try:
@@ -299,12 +307,13 @@ class Corpus:
             loader with targets reads one token more for each record, which is the target of the last one.
         context_targets
             False: a loader gives the first `seq_len - stride` targets of each record of a stream but the first one as
-            -100: their tokens are there as context, and each token is a target exactly once.
+            -100: their tokens are there as context, and each token is a target exactly once. Stored batches share no
+            tokens: nothing changes for them.
 
         Raises
         ------
         ArgumentError
-            If a stream has no shape, or stored batches another one.
+            If a stream has no shape, or one that is not possible, or stored batches have another one.
         """
         windows = self._windows(batch_size, seq_len, stride)
         return Batches(
@@ -316,6 +325,9 @@ class Corpus:
         if stored is None:
             if batch_size is None or seq_len is None:
                 raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
+            for name, size in {"batch_size": batch_size, "seq_len": seq_len}.items():
+                if size < 1:
+                    raise ArgumentError(f"{self.path}: {name} must be at least 1, found {size}", options=[name])
             if stride is not None and not 1 <= stride <= seq_len:
                 raise ArgumentError(f"{self.path}: stride must be 1 to {seq_len:,}, as a record has, found {stride}")
             return Windows(batch_size, seq_len, seq_len if stride is None else stride)
@@ -416,6 +428,8 @@ class Corpus:
     def cached(self, cache: Callable[[Corpus], Tokens]) -> Corpus:
         """Return this corpus with its tokens in a cache, and those of its fields when they are opened.
 
+        It takes the place of this one, which nobody uses or closes any more.
+
         Parameters
         ----------
         cache
@@ -465,9 +479,10 @@ class Corpus:
 
     def close(self) -> None:
         """Release the files, and those of the fields. Views that were returned stay valid."""
-        for field in self._fields.values():
+        for field in (*self._fields.values(), *self._old_fields):
             field.close()
         self._fields = {}
+        self._old_fields = []
         self.tokens.close()
         if self._record_documents is not None:
             self._record_documents.close()
@@ -476,7 +491,7 @@ class Corpus:
     def __getstate__(self) -> dict[str, Any]:
         # at one moment: counts of a copy are never ahead of its tokens, which are pickled later
         with self._changing:
-            return {**self.__dict__, "_fields": dict(self._fields)}
+            return {**self.__dict__, "_fields": dict(self._fields), "_old_fields": []}
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -526,6 +541,7 @@ class Batches:
         self.reads_targets = reads_targets
         self.num_context = num_context
         self._counts = (corpus.num_tokens, *windows.cut(corpus.num_tokens))
+        #: The shape, dtype and origin of the batches.
         self.meta: StoreMeta = corpus.meta_of(windows, self._counts[1])
         self._fingerprinted: tuple[int, str | None] = (-1, None)  # of so many tokens
         self._is_int32 = self.meta.dtype == np.uint32
@@ -548,8 +564,9 @@ class Batches:
         counts = self._counts
         num_tokens = self.corpus.num_tokens
         if counts[0] != num_tokens:
-            counts = self._counts = (num_tokens, *self.windows.cut(num_tokens))
+            counts = (num_tokens, *self.windows.cut(num_tokens))
             self.meta = self.corpus.meta_of(self.windows, counts[1])
+            self._counts = counts  # at last: whoever sees them sees the facts of as many batches
         return counts
 
     @property
@@ -701,7 +718,7 @@ class Batches:
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
 
-        Clone it before you write into it: a mapped batch keeps your changes for as long as the reader is open (the file
+        Clone it before you write into it: a mapped batch keeps your changes for as long as the corpus is open (the file
         itself never changes). Ids above 2**31 - 1, which no tokenizer has, would come out negative.
         """
         number = self._check(index)
@@ -717,7 +734,7 @@ class Batches:
         return from_numpy()(self._borrow(self._check(index)).astype(np.int64))
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
-        """Return any records as a new tensor, shape (count, seq_len). For orders over this reader: no check."""
+        """Return any records as a new tensor, shape (count, seq_len). For orders over these batches: no check."""
         flat = None if self.windows.overlap else self.tokens.flat()
         if flat is None or len(flat) % seq_len:
             rows = np.empty((len(records), seq_len), self.dtype)
@@ -771,9 +788,17 @@ class Batches:
         """Whether the pieces of documents in the records are stored."""
         return self.corpus.has_pieces
 
-    @kept_property
+    @property
     def documents_field(self) -> str:
         """The field that tells the documents of packed records apart, where no pieces are stored; "": none does."""
+        is_final = self.complete and self.num_batches > 0
+        return self._kept_documents_field if is_final else self._find_documents_field()
+
+    @kept_property
+    def _kept_documents_field(self) -> str:
+        return self._find_documents_field()
+
+    def _find_documents_field(self) -> str:
         if self.has_pieces or self.corpus.tokens_only or self.corpus.is_stream or self.meta.field is not None:
             return ""
         return documents_field(self.meta.fields, self.num_batches, lambda name, number: self.field(name)[number])
@@ -863,7 +888,7 @@ class Batches:
         """Return whether some records are in memory, as far as the system reports it: later reads go by that."""
         return are_ready(self.tokens, self.windows.starts(records, seq_len).tolist())
 
-    def is_cached(self, index: SupportsIndex) -> bool:
+    def is_ready(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
 
         The rest after the last whole batch counts as one.

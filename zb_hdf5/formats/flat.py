@@ -278,7 +278,7 @@ class FlatFormat(Format, ABC):
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatCorpus:
-        """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its reader needs.
+        """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its user needs.
 
         Parameters
         ----------

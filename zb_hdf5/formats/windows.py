@@ -49,7 +49,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def in_fingerprint(cls, fingerprint: object) -> Self:
-        """Return the windows of a reader that has this fingerprint; `ArgumentError` if it is of anything else."""
+        """Return the windows of batches that have this fingerprint; `ArgumentError` if it is of anything else."""
         found = _IN_FINGERPRINT.search(fingerprint) if isinstance(fingerprint, str) else None
         if found is None:
             raise ArgumentError("expected the fingerprint of windows of a token stream, found another one")
@@ -58,7 +58,7 @@ class Windows(NamedTuple):
 
     @property
     def in_text(self) -> str:
-        """The end of the fingerprint of a reader: with another batch size a shuffle of batches means other records."""
+        """The end of the fingerprint of batches: with another batch size a shuffle of batches means other records."""
         return f"{self.size}x{self.stride}+{self.overlap}"
 
     @property
@@ -105,7 +105,7 @@ class Windows(NamedTuple):
             return records * self.stride
         if self.overlap:
             raise ArgumentError(
-                "records that overlap cannot be cut into shorter ones; pass another seq_len to the reader"
+                "records that overlap cannot be cut into shorter ones; pass another seq_len where they are opened"
             )
         return records * length
 

@@ -70,7 +70,7 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
             raise
         final = path.name.removesuffix(PARTIAL_SUFFIX)
         raise FormatError(
-            f"{path}: is not there any more: its writer has finished it since this reader was made, or it was renamed; "
+            f"{path}: is not there any more: its writer has finished it since it was opened, or it was renamed; "
             f"open {final}"
         ) from error
     if identity is not None:

@@ -284,6 +284,8 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         labels = tokens.copy()
         if self._targets is not None:
             labels = self._targets.labels_of(tokens, lambda name: values_of(self._reader.field(name), records))
+        if self._reader.num_context:
+            labels[records > 0, : self._reader.overlap] = IGNORED_TARGET  # they are labels of the record before
         values = {"input_ids": tokens, "labels": labels}
         if self._documents or self._reader.has_padding:
             pieces = self._reader.read_pieces(records)

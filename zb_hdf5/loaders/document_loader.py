@@ -21,7 +21,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens, announce, expect
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import (
@@ -176,8 +176,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     Attributes
     ----------
-    store
-        The tokens.
+    corpus
+        The token stream.
     documents
         `count`, and the losses to `max_tokens` in each epoch: `truncated_documents`, `truncated_tokens`,
         `dropped_documents`. Empty documents are left out.
@@ -213,7 +213,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | StoreCorpus,
+        source: str | os.PathLike[str] | Corpus,
         *,
         collate: Collate | tuple[Collate, int],
         batch_size: int | None = None,

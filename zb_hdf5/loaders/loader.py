@@ -131,8 +131,9 @@ class Loader(EpochLoader[BatchT]):
     source
         A path for `open_corpus`, a corpus, or batches of one. The loader closes what it has opened itself.
     batch_size, seq_len
-        Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. For a token
-        stream (see `open_reader`) they are the shape of its windows, and x and y of `targets` have all of `seq_len`.
+        Shape of the tensors; default: as stored. Any `batch_size`; a `seq_len` that divides the stored one. A token
+        stream (see `open_reader`) needs both: they are the shape of its windows, and x and y of `targets` have all of
+        `seq_len`.
     shuffle
         "global": a uniform permutation of all stored batches. "records": a uniform permutation of all records, so that
         no record keeps its batch-mates; random reads of one record each. "block": ZeroBatch's shuffle of blocks of
@@ -358,6 +359,8 @@ class Loader(EpochLoader[BatchT]):
         )
         if batches.corpus.is_stream and not isinstance(source, Batches):
             batch_size = seq_len = None  # the windows have both
+        elif isinstance(source, Batches) and seq_len == source.seq_len:
+            seq_len = None  # a token more is read for targets
         with on_failure(batches.close) if self._closes else nullcontext():
             self.batches: Batches = batches
             self.path = batches.path

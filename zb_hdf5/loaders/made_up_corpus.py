@@ -21,7 +21,7 @@ from zb_hdf5.loaders.splitmix64 import MASK64, Words, mix, splitmix64
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray
 from zb_hdf5.store.opening import open_for_loader
 
-#: Stands where readers of files have a path: in messages, and in the `repr` of a loader.
+#: Stands where a corpus of files has a path: in messages, and in the `repr` of a loader.
 NAME: Final = "made-up corpus"
 #: Tokens that are computed at once: their words stay in the cache of a core.
 TOKENS_AT_ONCE: Final = 1 << 14
@@ -172,6 +172,7 @@ def made_up_corpus(
     dtype = None
     if like is not None:
         facts, dtype = _facts_of(like, batch_size, seq_len)
+        overlap = overlap or facts.pop("overlap")
         given = {name: facts[name] if value is None else value for name, value in given.items()}
     missing = [name for name, value in given.items() if value is None]
     if missing:
@@ -213,5 +214,6 @@ def _facts_of(
             "vocab_size": batches.meta.vocab_size or largest + 1,
             "batch_size": batches.batch_size,
             "seq_len": batches.stride,
+            "overlap": batches.overlap,
         }
         return facts, batches.dtype

@@ -140,7 +140,7 @@ class WholeBatches:
         if self._looks_left <= 0:
             self._looks_left = SINGLE_READS // MET_READS
             sample = np.linspace(0, self._batches.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
-            self._is_ready = self._is_far or all(map(self._batches.is_cached, sample))
+            self._is_ready = self._is_far or all(map(self._batches.is_ready, sample))
         self._looks_left -= 1
 
     def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:

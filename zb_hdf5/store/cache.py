@@ -274,7 +274,7 @@ FREE_PERCENT: Final = 90
 class Cache:
     """A folder on a fast local disk that keeps batches when they are first read, and the size of all in it.
 
-    Several readers, processes and jobs may share one folder, also for different stores.
+    Several processes and jobs may share one folder, also for different stores.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ def _folder_name(identity: str, corpus: Corpus, *, compared: bool) -> str:
     """Return the name of a store's folder: another content has another name, and windows of one stream the same.
 
     The files count too where a fingerprint is only a sample, or nobody compares the units: units of a damaged file must
-    not outlive it, and no reader with verify="batch" may find them.
+    not outlive it, and nothing that is opened with verify="batch" may find them.
     """
     if not compared:
         identity = f"unchecked:{identity}"

@@ -315,7 +315,7 @@ def write_digests(
 ) -> Digests:
     """Write the digests of files of other programs, as they are now: a sha256 of each, a crc32 of each chunk.
 
-    From then on readers, loaders and `verify_store` compare the files with them, by `ReadAs(digests=...)`. Nothing is
+    From then on corpora, loaders and `verify_store` compare the files with them, by `ReadAs(digests=...)`. Nothing is
     written before all files were read. Each thread takes 4 MiB, and 16 bytes for each document of its file.
 
     Parameters

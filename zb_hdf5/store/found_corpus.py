@@ -16,7 +16,7 @@ from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatDigest
@@ -153,8 +153,9 @@ def _index_of_store(found: FoundStore) -> ShardIndex:
 def _file_of(found: Found, look: Look | None) -> Corpus:
     _require_no_split(found)
     corpus = load_format(FORMATS[found.backend]).open_found(found, look)
-    if corpus.foreign_dataset is None and corpus.complete:
-        corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
+    with on_failure(corpus.close):
+        if corpus.foreign_dataset is None and corpus.complete:
+            corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
     return corpus
 
 
@@ -202,15 +203,7 @@ def _require_no_split(found: Found) -> None:
 def _records_of(found: Found) -> StoreCorpus:
     index = _index_of_files(found)
     compare_digests(found)
-    return StoreCorpus(
-        found.path,
-        index,
-        access=found.access,
-        verify=found.verify,
-        read_as=_with_dataset(found).read_as,
-        found=found.known,
-        records=Windows.of(*found.facts[0].record_shape),
-    )
+    return _over(_with_dataset(found), index, records=Windows.of(*found.facts[0].record_shape))
 
 
 def _with_dataset(found: Found) -> Found:

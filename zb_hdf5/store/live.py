@@ -289,7 +289,10 @@ class LiveTokens(Sharded):
                 time.sleep(wait_s)
 
     def close(self) -> None:
-        for file in self._followed.values():
+        with self._lock:
+            followed = self._followed
+            self._followed = {}
+        for file in followed.values():
             file.close()
         super().close()
 
@@ -358,5 +361,6 @@ class LiveCorpus(StoreCorpus):
         self.num_tokens = num_tokens
         if index.complete:
             self.sha256 = index.sha256
+            self.max_token = index.max_token
             self.complete = True  # last: a thread that sees it sees all batches
         self._seen = seen

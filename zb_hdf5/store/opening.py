@@ -83,7 +83,7 @@ def open_corpus(
         training. A lone file is "train" too.
     cache
         A folder on a fast local disk, in which batches are kept when they are first read; or `Cache(folder, "200GiB")`,
-        which bounds it: else it takes nine tenths of the free space. Several readers, processes and jobs may share it.
+        which bounds it: else it takes nine tenths of the free space. Several processes and jobs may share it.
         Later reads come from there as copies, compared with their crc32. Not for a store that still grows.
     read_as
         How files are read that do not tell it themselves: HDF5 files of other programs, files without a header, and
@@ -117,7 +117,13 @@ def open_corpus(
     ...     author = corpus.documents[7].metadata["author"]
     ...     first = corpus.batches(batch_size=8, seq_len=1024)[0]
     """
-    corpus = _open(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    how = HowToOpen(backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    return _open_cached(path, how, cache)
+
+
+def _open_cached(path: str | os.PathLike[str], how: HowToOpen, cache: str | os.PathLike[str] | Cache | None) -> Corpus:
+    """Open a corpus as `open_corpus`."""
+    corpus = _open(path, how, cache)
     if cache is None:
         return corpus
     with on_failure(corpus.close):
@@ -134,20 +140,23 @@ class HowToOpen(TypedDict, total=False):
     split: str | None
 
 
-def _open(path: str | os.PathLike[str], **asked: Unpack[HowToOpen]) -> Corpus:
-    """Open a corpus as `open_corpus`, without a cache."""
+def _open(path: str | os.PathLike[str], how: HowToOpen, cache: str | os.PathLike[str] | Cache | None) -> Corpus:
+    """Open a corpus as `open_corpus`, without its cache, which other splits of the path get, too."""
     with look_of(path) as look:
-        found = found_at(look.path, look=look, **asked)
+        found = found_at(look.path, look=look, **how)
         corpus = corpus_of(found, look)
-    corpus.reopen_by(partial(_open_split, path, asked), _training_split(found, asked.get("split", AUTO_SPLIT)))
+    corpus.reopen_by(partial(_open_split, path, how, cache), _training_split(found, how["split"]))
     return corpus
 
 
-def _open_split(path: str | os.PathLike[str], asked: HowToOpen, split: str | None) -> Corpus:
+def _open_split(
+    path: str | os.PathLike[str],
+    how: HowToOpen,
+    cache: str | os.PathLike[str] | Cache | None,
+    split: str | None,
+) -> Corpus:
     """Open another split of the same path."""
-    again = asked.copy()
-    again["split"] = split
-    return _open(path, **again)
+    return _open_cached(path, {**how, "split": split}, cache)
 
 
 def _training_split(found: Found, split: str | None) -> str | None:
@@ -204,7 +213,8 @@ def open_reader(
     FormatError, IncompleteError, ChecksumError, UnverifiableError, BackendError, NotFoundError, OSError
         As `open_corpus`.
     """
-    corpus = _open(path, backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    how = HowToOpen(backend=backend, access=access, verify=verify, read_as=read_as, split=split)
+    corpus = _open(path, how, cache)
     with on_failure(corpus.close):
         return _behind_cache(shaped_batches(corpus, batch_size, seq_len, overlap, read_as), cache)
 
@@ -285,6 +295,8 @@ def open_for_loader(
 def corpus_for_training(found: Found, split: str | None, look: Look | None = None) -> Corpus:
     """Open a split of what was found, "auto": that for training; files of a folder that are left out are noted.
 
+    The caller closes it.
+
     Parameters
     ----------
     look
@@ -319,7 +331,7 @@ def _batches_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, o
 
 
 def _refuse_fixed(source: Corpus | Batches, asked: HowToOpen, cache: str | os.PathLike[str] | Cache | None) -> None:
-    """Raise `ArgumentError` for an argument of the opening of a corpus that is open."""
+    """Raise `ArgumentError` for an argument that is chosen when a corpus is opened."""
     defaults: HowToOpen = {
         "backend": "auto",
         "access": "auto",

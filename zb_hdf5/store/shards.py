@@ -166,7 +166,7 @@ class Sharded(Tokens):
         file = files.open(number, partial(self._open, start=start))
         if self._is_closed:  # meanwhile, by another thread
             files.close()
-            raise ClosedError(f"{self.name}: this reader was closed")
+            raise ClosedError(f"{self.name}: this corpus was closed")
         return file
 
     def _locate(self, start: int) -> tuple[Tokens, int]:

@@ -294,7 +294,7 @@ class StoreCorpus(Corpus):
         FormatError
             If this is another stream now.
         """
-        if self._newer is None:
+        if self._newer is None or self.is_cached:  # a cache is of a finished stream
             return self.num_tokens
         with self._changing:
             index, found = self._newer()
@@ -304,7 +304,7 @@ class StoreCorpus(Corpus):
                     f"{index.token_count:,}; open it again"
                 )
             tokens = self._shards.reopened(index, found)
-            _ = tokens.access  # as at the opening: an error changes nothing
+            _ = tokens.access  # an error changes nothing
             documents = self._documents_of(index, tokens)
             self._shards = tokens
             self.tokens = tokens
@@ -312,6 +312,7 @@ class StoreCorpus(Corpus):
             self.index = index
             self.max_token = index.max_token
             self.meta = index.meta
+            self._old_fields += self._fields.values()  # other threads may read from them
             self._fields = {}
             self.num_tokens = tokens.num_tokens
         return self.num_tokens

@@ -190,7 +190,7 @@ def convert(
     shard_size
         The bytes of a shard, also as text: "4GiB".
     shard_per_source
-        Of a stream: a shard for each source file, also of more than 500.
+        For a stream: a shard for each source file, also of more than 500.
     memory
         Bytes that all processes of a node may take together, also as text: "4GiB".
     shuffle_method

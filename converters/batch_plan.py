@@ -150,7 +150,7 @@ def require_one_split(source: BatchSource, cure: str, options: Sequence[str] = (
     source
         The batches that become one sequence.
     cure
-        What the caller can do about it.
+        The cure that the caller has.
     options
         The names of options in the cure.
     """

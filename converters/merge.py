@@ -144,7 +144,7 @@ def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], list[Finished]]:
 def _missing_shards(missing: list[int], folder: Path, num_shards: int) -> ConvertError:
     """Return the error for shards that no job has written; it names the parts that have them.
 
-    Of parts of several sizes any will do, and most jobs were of the size that is most frequent.
+    Among parts of several sizes any will do, and most jobs were of the size that is most frequent.
     """
     facts = f"{folder}: {len(missing)} of {num_shards} shards are missing, of"
     [(num_jobs, _)] = Counter(part.num_jobs for part in journal_paths(folder)).most_common(1)

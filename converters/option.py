@@ -178,7 +178,7 @@ class Option:
     help
         One or two sentences.
     takers
-        How each role takes it that does. Of the roles of a source the last one decides.
+        How each role takes it that does. The last of the roles of a source decides.
     where
         Whether it applies to a pair of a source that takes it and a target.
     instead_of

@@ -126,7 +126,7 @@ class Task:
     overwrite
         Whether an existing file is replaced.
     files
-        Of a lone file, which is the whole result: the files of the source must still be like this before it is
+        For a lone file, which is the whole result: the files of the source must still be like this before it is
         published. None: it belongs to a folder.
     finished
         The facts with which the file is compared once more.

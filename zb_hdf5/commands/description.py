@@ -139,7 +139,7 @@ def _describe(
 def _describe_reads(found: Found) -> dict[str, Any]:
     """Return how datasets of another program are read: by their extents, past HDF5, or not; {} of other paths.
 
-    Of several files it is the first one that only HDF5 can read; else the first one.
+    Among several files it is the first one that only HDF5 can read; else the first one.
     """
     columns = [*(each.column for each in found.facts), found.column]
     foreign = [column for column in columns if column is not None and column.is_foreign]

@@ -34,7 +34,7 @@ def zb_bench(
     """Time the batches of a training from PATH, by each setting of the loader, on this machine.
 
     Each setting gives int64 batches in a shuffled order, of tokens that are compared first. They are read in turns,
-    round after round, and a bare mapping of the same files is the limit. Where a busy machine or the spread of the
+    round after round, and a bare mapping of the same files is the limit. If a busy machine or the spread of the
     rounds makes the rows noise, no setting is named. PATH is a store, or files of another trainer.
 
     \b

@@ -82,7 +82,7 @@ class DirectReads:
     Parameters
     ----------
     shape, dtype
-        Of each array.
+        The bytes of each array.
     most
         Reads that are under way at the same time, at most.
 

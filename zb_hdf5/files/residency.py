@@ -100,7 +100,7 @@ class Residency:
     def outruns_memory(self) -> bool:
         """Whether memory can hold less than half of the tokens: then few pages are there when they are read again.
 
-        Of pages in random order these are 15 of 100, if half of the tokens fit, and 3 of 100, if a quarter does.
+        With pages in random order these are 15 of 100, if half of the tokens fit, and 3 of 100, if a quarter does.
         """
         return self._num_bytes > 2 * memory_limit()
 

@@ -52,11 +52,11 @@ class FlatDigest(NamedTuple):
     num_tokens
         Its ids.
     sha256
-        Of the bytes of all ids.
+        The digest of the bytes of all ids.
     documents_sha256
         Of `FlatFormat.document_offsets`, as u8; "" if the file counts as one document.
     crc32
-        Of each chunk of the stream, in `CRC32_DIGITS` hexadecimal digits, one after the other.
+        The crc32 of each chunk of the stream, in `CRC32_DIGITS` hexadecimal digits, one after the other.
     """
 
     num_bytes: int

@@ -50,11 +50,11 @@ class FormatRow:
     holds_documents
         Whether its files tell documents apart.
     needs_boundary
-        Of a target of documents: whether its readers tell documents apart by a token between them.
+        Whether the readers of a target of documents tell documents apart by a token between them.
     holds_ids, holds_metadata
-        Of a target of documents: whether it keeps the ids of documents, and their metadata.
+        Whether a target of documents keeps the ids of documents, and their metadata.
     holds_fields
-        Of a target of documents: the names of the fields that it keeps; None: any.
+        The names of the fields that a target of documents keeps; None: any.
     takes_batches
         Whether batches are written to its files, one after the other. All attributes below are of such formats.
     holds_batches

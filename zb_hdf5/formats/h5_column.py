@@ -55,7 +55,7 @@ class Column(NamedTuple):
     documents_sha256
         The digest of the table of documents beside a stream of ours; "": it has none.
     fields
-        Of a dataset of another program, the columns of its fields, by their names. Nobody changes it.
+        The columns of the fields of a dataset of another program, by their names. Nobody changes it.
     left_out
         The datasets beside it with a value for each token that are no fields.
     """

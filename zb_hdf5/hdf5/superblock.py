@@ -101,7 +101,7 @@ def require_no_surplus(h5: h5py.File, path: Path) -> None:
 def note_surplus(h5: h5py.File, path: Path) -> None:
     """Print a note if a file of another program has bytes behind the end that its superblock has.
 
-    HDF5 reads such files: a program may have been killed, and may go on. Of two files in one, it reads the first.
+    HDF5 reads such files: a program may have been killed, and may go on. From two files in one it reads the first.
     """
     surplus = _surplus(h5)
     if surplus is not None:

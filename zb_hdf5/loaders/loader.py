@@ -145,7 +145,7 @@ class Loader(EpochLoader[BatchT]):
         it is stored which parts of the records are padding, y is -100 there, and with `documents` or `spans` also where
         the next token belongs to another document.
         A store that has a field `labels` gives these as y: each of its own token, or of the token after it, whichever
-        the labels are, and -100 for a negative one. Where it has a field `loss_mask`, y is -100 for a value of 0: that
+        the labels are, and -100 for a negative one. If it has a field `loss_mask`, y is -100 for a value of 0: that
         of the token that y is, or that of the labels. Each has one number for each token, labels whole ones of any
         dtype; a field of these names that has others is refused.
     labels

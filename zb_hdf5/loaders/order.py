@@ -152,7 +152,7 @@ class GlobalOrder(Permutation):
     It works on 2h bits, h = max(3, ceil(bits(n - 1) / 2)), or 4 for n = 33 to 64, so its domain is below 8n; a result
     outside 0..n-1 is fed in again (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4). The
     round function is splitmix64 (Steele, Lea and Flood 2014) of the half block and the key; the keys are a splitmix64
-    stream that starts from a hash of seed and epoch. Where n is a power of 4 from 256 on, nothing is fed in again, and
+    stream that starts from a hash of seed and epoch. If n is a power of 4 from 256 on, nothing is fed in again, and
     each order is an even permutation: of two orders that differ by one swap, only one comes. No batch is more likely
     at a position, or beside another one, for that.
 

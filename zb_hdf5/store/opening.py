@@ -198,7 +198,7 @@ def open_reader(
         As for `open_corpus`.
     batch_size, seq_len, overlap
         For a token stream (an HDF5 stream, a store of them, 1-D `.npy` files, token files of another trainer): the
-        shape of its windows, and how many tokens more each of them shares with the next. Of a dataset of records
+        shape of its windows, and how many tokens more each of them shares with the next. From a dataset of records
         `batch_size` are joined to a batch. Stored batches have no other shape than their own.
 
     Returns

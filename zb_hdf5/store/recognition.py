@@ -244,7 +244,7 @@ def headerless_name_of(look: Look) -> str:
 def not_recognised(look: Look) -> FormatError | None:
     """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
 
-    Of a folder, it is that of its first such file.
+    For a folder, it is that of its first such file.
     """
     from zb_hdf5.files.listing import listed
 

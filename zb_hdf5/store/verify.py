@@ -231,7 +231,7 @@ def verify_store(
 ) -> list[ShardReport]:
     """Check a file, or every shard of a store, several shards at a time: batches, streams and `.npy` files.
 
-    Of a folder that has a store of the same tokens for each format, both are checked, and compared.
+    A folder may have a store of the same tokens for each format: both are checked, and compared.
 
     Parameters
     ----------

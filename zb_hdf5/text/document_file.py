@@ -60,7 +60,7 @@ class DocumentFile(ABC):
     Attributes
     ----------
     suffixes
-        Of the names of such files.
+        The endings of the names of such files.
     noun, example, documents
         For the help: such files, a path of them, and the nature of a document in one sentence.
     has_columns

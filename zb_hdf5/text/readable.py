@@ -37,7 +37,7 @@ def tokenizer_of(stored: str, asked: str | None, folders: Iterable[Path], where:
     asked
         The tokenizer that the user has named, as for `load_tokenizer`: it must be that of the store.
     folders
-        Where its file may be: a store has the name of the file, and not its folder.
+        Folders in which its file may be: a store has the name of the file, and not its folder.
     where
         The store, for messages.
     """

@@ -89,7 +89,7 @@ class Layout(NamedTuple):
     name
         The dataset of the values or lists, or the group of the datasets.
     offsets
-        Of values, the dataset of their offsets or lengths.
+        The dataset of the offsets or lengths of values.
     fills
         Values that were never written are read as the fill value of their dataset; else they are refused.
     """

@@ -13,7 +13,7 @@ from zb_hdf5.converters.array_source import fitting_dtype
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.spec import stored_dtype
 
 #: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
@@ -101,7 +101,9 @@ class CutSource(DocumentSource):
             found = np.flatnonzero(tokens[first - shift : end - shift] == self.boundary_token_id) + first
             yield found if block else np.concatenate([[0], found])
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         part = self._parts[group.file_number][group.number]
         tokens = file.map()
@@ -118,7 +120,9 @@ class CutSource(DocumentSource):
                 chosen = chosen[np.repeat(wanted, lengths)]
                 lengths = lengths[wanted]
                 rows = rows[wanted]
-            yield Encoded(chosen, lengths, str(file.path), rows, read=(stop - part.start) * file.dtype.itemsize)
+            yield TokenizedDocuments(
+                chosen, lengths, str(file.path), rows, read=(stop - part.start) * file.dtype.itemsize
+            )
 
     def _edges(self, number: int, part: _Part) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the starts of documents that begin in a part and end in one block, and the end of the last of them."""

@@ -23,7 +23,7 @@ from zb_hdf5 import ArgumentError, UnavailableError, ZbError, console
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.paths import head_of, on_failure
 from zb_hdf5.files.publishing import fresh_file
-from zb_hdf5.signals import POLL_S, deliver_signals, kept_signals
+from zb_hdf5.signals import POLL_S, deferred_signals, deliver_signals
 
 #: Is called with the amount that was done since the last call: tokens, or bytes of documents.
 OnProgress = Callable[[int], None]
@@ -157,7 +157,7 @@ class Pooled(Engine):
         waiting = enumerate(tasks)
         running: dict[Future[_Result], tuple[int, EngineTask]] = {}
         seen: dict[int, int] = {}
-        with kept_signals():
+        with deferred_signals():
             try:
                 while True:
                     deliver_signals()
@@ -246,7 +246,7 @@ def open_engine(executor: str, workers: int, preload: Sequence[str] = ()) -> Gen
 
     Signals are kept to the end of the block: whoever has work of some length in it calls `deliver_signals` meanwhile.
     """
-    with kept_signals():
+    with deferred_signals():
         if executor == "mpi":
             yield from _open_mpi()
         elif workers == 1:

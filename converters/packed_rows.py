@@ -17,7 +17,7 @@ from zb_hdf5.documents.document_table import DocumentTableFile, documents_name, 
 from zb_hdf5.documents.pieces import Pieces, concatenate, ranges
 from zb_hdf5.documents.table_writer import DocumentsWriter
 from zb_hdf5.files.foreign_ids import ForeignIds
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.publishing import disk_errors
 from zb_hdf5.files.tokens import Converted, TokenRun, Tokens
 from zb_hdf5.loaders.order import IndexArray, Order, SequentialOrder, write_order
@@ -94,11 +94,11 @@ class PackedRows:
     def __getstate__(self) -> dict[str, Any]:
         return {k: value for k, value in self.__dict__.items() if k not in ("documents", "_table", "_packing")}
 
-    @kept_property
+    @cached_per_process
     def _table(self) -> DocumentTableFile:
         return DocumentTableFile(self.table)
 
-    @kept_property
+    @cached_per_process
     def _packing(self) -> Packing:
         offsets, lengths, first = map(_load, self._plan_paths)
         return Packing(offsets, lengths, first)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard
 from zb_hdf5.converters.stream_source import GROUP_TOKENS, READ_TOKENS
 from zb_hdf5.field import Field
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.row_documents import RowDocuments, documents_field
 from zb_hdf5.notes import note
 
@@ -69,7 +69,9 @@ class RecordSource(DocumentSource):
             self.description = {**self.description, "documents": self._told_by}
             self.identity["documents_field"] = self._told_by
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         meta = self._batches.meta
         first, stop = self._ranges[group.file_number][group.number]
         step = max(1, READ_TOKENS // meta.batch_tokens) * meta.batch_size
@@ -80,7 +82,7 @@ class RecordSource(DocumentSource):
             yield block if choose is None else block.only(choose(len(block.lengths)))
             begin = end
 
-    def _block(self, first: int, stop: int) -> Encoded:
+    def _block(self, first: int, stop: int) -> TokenizedDocuments:
         """Return consecutive records, of whole batches that are read."""
         meta = self._batches.meta
         start = first // meta.batch_size
@@ -98,7 +100,7 @@ class RecordSource(DocumentSource):
         documents = RowDocuments(lengths, np.arange(stop - first))
         if self._told_by:
             documents = RowDocuments.of(self._told_by, fields[self._told_by], lengths, lengths)
-        return Encoded(
+        return TokenizedDocuments(
             tokens.reshape(-1, meta.seq_len)[rows].reshape(-1),
             documents.lengths,
             str(self.paths[0]),

@@ -17,7 +17,7 @@ from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.options import Settings
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.named_splits import named_splits, train_first
-from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.text.dropped import Dropped
@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
 
 class Chooser:
-    """Names the documents of a group that are wanted, as a source asks for them. See `Choose`.
+    """Names the documents of a group that are wanted, as a source asks for them. See `DocumentFilter`.
 
     Parameters
     ----------
@@ -98,7 +98,9 @@ class Route:
         share = self.share
         return self.num_bytes if share is None else self.num_bytes * (share.stop - share.first) // share.total
 
-    def read(self, source: DocumentSource, num_threads: int, counts: TokenCounts) -> Iterator[tuple[Encoded, int]]:
+    def read(
+        self, source: DocumentSource, num_threads: int, counts: TokenCounts
+    ) -> Iterator[tuple[TokenizedDocuments, int]]:
         """Yield (documents, bytes read so far), and count them; dropped rows count in the training split only."""
         before = 0
         for group in self.groups:
@@ -112,7 +114,7 @@ class Route:
                     break
             before += group.num_bytes
 
-    def _count(self, encoded: Encoded, chooser: Chooser | None, counts: TokenCounts) -> None:
+    def _count(self, encoded: TokenizedDocuments, chooser: Chooser | None, counts: TokenCounts) -> None:
         counts.documents += len(encoded.lengths)
         counts.tokens_in += len(encoded.tokens) + encoded.cut
         counts.drop("cut from long documents", encoded.cut)

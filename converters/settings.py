@@ -44,7 +44,7 @@ from zb_hdf5.store.format_list import (
     known_formats,
 )
 from zb_hdf5.store.recognition import named_by_prefix
-from zb_hdf5.trainers.installed_formats import noted
+from zb_hdf5.trainers.installed_formats import with_notes
 
 #: Endings of files and folders of formats that are never written.
 OTHER_SUFFIXES: Final = frozenset(
@@ -75,7 +75,7 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
         add_installed()
     if target not in target_names():
         unknown = f"target must be one of auto, {', '.join(target_names())}, found {target!r}"
-        raise noted(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
+        raise with_notes(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
     conversion = conversion.changed(destination=destination, target=target)
     conversion.require_possible()
     paths = _paths_of(conversion.source)

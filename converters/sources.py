@@ -33,7 +33,7 @@ from zb_hdf5.store.format_list import (
 )
 from zb_hdf5.store.recognition import flat_files, installed_name_of, is_store, source_name_of
 from zb_hdf5.text.text_corpus import FILE_KINDS
-from zb_hdf5.trainers.installed_formats import noted
+from zb_hdf5.trainers.installed_formats import with_notes
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.converters.source_paths import SourcePaths
@@ -409,7 +409,7 @@ def source_named(name: str, conversion: Conversion) -> Source:
     source = _source_of_format(_HDF5 if name == "auto" else name)
     if source is None:
         unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
-        raise noted(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
+        raise with_notes(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
     return source
 
 

@@ -19,7 +19,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.format import Found
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, NOT_KNOWN, StoreMeta, TokenArray, documents_path, stored_dtype
 from zb_hdf5.store.format_list import flat_format
@@ -260,7 +260,9 @@ class StreamSource(DocumentSource):
         ends = file.cuts if self._in_pieces else [file.table.edge(number) for number in file.cuts]
         return [(stop - start) * self.dtype.itemsize for start, stop in pairwise(ends)]
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         first, stop = file.cuts[group.number : group.number + 2]
         if self._in_pieces:
@@ -278,12 +280,14 @@ class StreamSource(DocumentSource):
             self._require_boundary(block)
             yield from _by_source(block, facts, wanted)
 
-    def _block(self, file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows) -> Encoded:
+    def _block(
+        self, file: StreamFile, first: int, edges: npt.NDArray[np.int64], facts: DocumentRows
+    ) -> TokenizedDocuments:
         """Return consecutive documents of a file, from their edges on, as if all were from this file."""
         start = int(edges[0])
         stop = int(edges[-1])
         count = len(edges) - 1
-        return Encoded(
+        return TokenizedDocuments(
             file.read_tokens(start, stop),
             np.diff(edges),
             str(file.path),
@@ -294,7 +298,7 @@ class StreamSource(DocumentSource):
             spans=facts.spans,
         )
 
-    def _require_boundary(self, block: Encoded) -> None:
+    def _require_boundary(self, block: TokenizedDocuments) -> None:
         """Raise `ConvertError` if a document does not end with the token that the caller has named."""
         if self._named_boundary is None:
             return
@@ -382,7 +386,9 @@ def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -
         first = end
 
 
-def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None) -> Iterator[Encoded]:
+def _by_source(
+    block: TokenizedDocuments, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None
+) -> Iterator[TokenizedDocuments]:
     """Yield the documents that are wanted, those of one source at once."""
     sources = facts.sources
     if sources is None:
@@ -399,13 +405,15 @@ def _by_source(block: Encoded, facts: DocumentRows, wanted: npt.NDArray[np.bool_
         yield part if source == NO_SOURCE else part._replace(source=facts.names[source])
 
 
-def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterator[Encoded]:
+def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterator[TokenizedDocuments]:
     """Yield the tokens of a piece of a file, some at a time."""
     for begin in range(first, stop, read_tokens):
         end = min(begin + read_tokens, stop)
         tokens = file.read_tokens(begin, end)
         lengths = np.array([len(tokens)])
-        yield Encoded(tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize)
+        yield TokenizedDocuments(
+            tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize
+        )
 
 
 def require_no_unfit(path: Path, meta: StoreMeta) -> None:

@@ -20,7 +20,7 @@ from zb_hdf5.converters.routes import Route
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows, row_of_source
 from zb_hdf5.formats.batch_writer import ShardInfo
-from zb_hdf5.formats.document_source import DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentSource, TokenizedDocuments
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import bad_token_message, documents_path, find_bad_token, token_limit
 
@@ -96,7 +96,7 @@ def _origin(task: Task) -> dict[str, Any]:
     return {"source": described, "split": route.split}
 
 
-def read_documents(task: Task, counts: TokenCounts, work: CountedWork) -> Iterator[Encoded]:
+def read_documents(task: Task, counts: TokenCounts, work: CountedWork) -> Iterator[TokenizedDocuments]:
     """Yield the documents of a task, count them, and note how far they were read when the next ones are asked for."""
     for encoded, read in cast(Route, task.part).read(task.source, task.num_threads, counts):
         yield encoded
@@ -111,7 +111,7 @@ def finished_documents(task: Task, info: ShardInfo, counts: TokenCounts) -> Fini
     return Finished(entry, info.max_token, frame, counts)
 
 
-def facts_of(encoded: Encoded) -> DocumentRows:
+def facts_of(encoded: TokenizedDocuments) -> DocumentRows:
     """Return the facts of documents, as a writer takes them."""
     return DocumentRows(
         [encoded.source],
@@ -123,7 +123,7 @@ def facts_of(encoded: Encoded) -> DocumentRows:
     )
 
 
-def refused(encoded: Encoded, source: DocumentSource, error: ConvertError) -> ConvertError:
+def refused(encoded: TokenizedDocuments, source: DocumentSource, error: ConvertError) -> ConvertError:
     """Return the error of documents that a writer has refused: it names the first token that cannot be stored."""
     message = _named_token(encoded, source)
     if message:
@@ -131,7 +131,7 @@ def refused(encoded: Encoded, source: DocumentSource, error: ConvertError) -> Co
     return ConvertError(f"{encoded.source}: {error}", options=error.options)
 
 
-def _named_token(encoded: Encoded, source: DocumentSource) -> str:
+def _named_token(encoded: TokenizedDocuments, source: DocumentSource) -> str:
     """Name the document of the first token that cannot be stored; "" if all can."""
     meta = StoreMeta(batch_size=1, seq_len=1, dtype=source.dtype, vocab_size=source.vocab_size)
     bad = find_bad_token(encoded.tokens, token_limit(meta.dtype, meta.vocab_size))

@@ -16,7 +16,7 @@ from zb_hdf5 import ArgumentError, FormatError
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped, Reason
@@ -114,7 +114,9 @@ class TextSource(DocumentSource):
         if recipe.text_tokens != recipe.max_document_tokens:
             self.identity["cut"] = "with boundary"  # an earlier version did not count it
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         tokenizer = _loaded(self._recipe.tokenizer, self._digest)
         file = self._files[group.file_number]
         read = 0
@@ -128,7 +130,7 @@ class TextSource(DocumentSource):
             chosen = chosen.only(is_encoded)
             lost = [count for count in map(tokenizer.num_unknown, chosen.texts) if count]
             tokens, lengths, cut = self._recipe.joined([each for each in found if not isinstance(each, FormatError)])
-            yield Encoded(
+            yield TokenizedDocuments(
                 tokens=tokens,
                 lengths=lengths,
                 source=str(file.path),

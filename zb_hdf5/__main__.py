@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zb_hdf5.signals import END_OF, end_now
+from zb_hdf5.signals import EXIT_OF_SIGNAL, end_now
 
 
 class Pipe(io.FileIO):
@@ -28,7 +28,7 @@ class Pipe(io.FileIO):
 
 def handle_signals() -> None:
     """Give signals their exit codes, until the interpreter is taken down: the work is done then."""
-    for number in END_OF:
+    for number in EXIT_OF_SIGNAL:
         signal.signal(number, end_now)
     atexit.register(_ignore_signals)
 
@@ -51,7 +51,7 @@ def open_outputs() -> None:
 
 
 def _ignore_signals() -> None:
-    for number in END_OF:
+    for number in EXIT_OF_SIGNAL:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -33,7 +33,7 @@ from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import require_positive, resolve_rank, write_order
-from zb_hdf5.loaders.state import shown
+from zb_hdf5.loaders.state import short_repr
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -540,7 +540,7 @@ class ShardedTokenizationPipeline:
                 files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
                 for number, text in enumerate(self._documents):
                     if not isinstance(text, str):
-                        raise ArgumentError(f"document {number:,}: expected a text, found {shown(text)}")
+                        raise ArgumentError(f"document {number:,}: expected a text, found {short_repr(text)}")
                     files[number % len(files)].write(json.dumps({"text": text}) + "\n")
             source = TextSource(open_documents(paths, "jsonl"), "texts", self._recipe)
             report = convert(

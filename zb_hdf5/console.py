@@ -146,7 +146,7 @@ class CommandGroup(click.Group):
         except click.UsageError as error:
             raise click.UsageError(printable(without_secrets(error.format_message())), error.ctx) from error
         except (ZbError, MemoryError, OSError) as error:
-            _fail(ctx, error, *_told(error))
+            _fail(ctx, error, *_describe_error(error))
         except (KeyboardInterrupt, Terminated, SystemError) as error:
             _fail_by_signal(ctx, error)
 
@@ -244,7 +244,7 @@ def _fail(ctx: click.Context, error: BaseException, message: str, code: int) -> 
     ctx.exit(code)
 
 
-def _told(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
+def _describe_error(error: ZbError | MemoryError | OSError) -> tuple[str, int]:
     """Return the message of an error, and its exit code."""
     if isinstance(error, ZbError):
         return message_of(error), error.exit_code

@@ -39,13 +39,13 @@ _handlers: dict[int, Handler] = {}  # the handlers that `_keep` stands for
 
 
 @contextlib.contextmanager
-def kept_signals() -> Generator[None]:
+def deferred_signals() -> Generator[None]:
     """Keep Ctrl+C and SIGTERM until `deliver_signals`, or until the end of the block."""
     global _keeping
     if _keeping or threading.current_thread() is not threading.main_thread():  # no other thread may have handlers
         yield
         return
-    for number in END_OF:
+    for number in EXIT_OF_SIGNAL:
         handler = signal.getsignal(number)
         if callable(handler) and handler is not _keep:
             _handlers[number] = handler
@@ -90,7 +90,7 @@ def start_thread(thread: threading.Thread) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None) -> Result:
+def run_in_thread(work: Callable[[], Result], stop: Callable[[], object] = lambda: None) -> Result:
     """Do work of a library that looks at no signal in a thread: a signal calls `stop`, and soon abandons it."""
     done: Future[Result] = Future()
 
@@ -100,7 +100,9 @@ def beside(work: Callable[[], Result], stop: Callable[[], object] = lambda: None
         except BaseException as error:
             done.set_exception(error)
 
-    with kept_signals():  # the wait takes a lock of the thread, which an exception at that moment would leave locked
+    with (
+        deferred_signals()
+    ):  # the wait takes a lock of the thread, which an exception at that moment would leave locked
         start_thread(threading.Thread(target=run, name="zb-beside", daemon=True))
         try:
             while not done.done():
@@ -120,8 +122,8 @@ class Terminated(SystemExit):
 
 def end_now(number: int, frame: FrameType | None) -> NoReturn:
     """End the process: the handler of a command while it begins and ends, when there is nothing to unwind."""
-    os.write(2, f"Error: {END_OF[number].message}\n".encode())
-    os._exit(END_OF[number].exit_code)
+    os.write(2, f"Error: {EXIT_OF_SIGNAL[number].message}\n".encode())
+    os._exit(EXIT_OF_SIGNAL[number].exit_code)
 
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:
@@ -130,10 +132,10 @@ def _unwind(number: int, frame: FrameType | None) -> NoReturn:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             end_now(number, frame)
         frame = frame.f_back
-    raise END_OF[number].exception
+    raise EXIT_OF_SIGNAL[number].exception
 
 
-class End(NamedTuple):
+class SignalExit(NamedTuple):
     """The end of a command by a signal."""
 
     exception: type[BaseException]
@@ -145,21 +147,21 @@ class End(NamedTuple):
         return f"{self.word}; nothing unfinished was left under its final name"
 
 
-END_OF: Final[dict[int, End]] = {
-    signal.SIGINT: End(KeyboardInterrupt, "interrupted", 130),
-    signal.SIGTERM: End(Terminated, "terminated", 143),
+EXIT_OF_SIGNAL: Final[dict[int, SignalExit]] = {
+    signal.SIGINT: SignalExit(KeyboardInterrupt, "interrupted", 130),
+    signal.SIGTERM: SignalExit(Terminated, "terminated", 143),
 }
 
 
 def _signal_of(error: BaseException | None) -> int | None:
-    return next((number for number, end in END_OF.items() if isinstance(error, end.exception)), None)
+    return next((number for number, end in EXIT_OF_SIGNAL.items() if isinstance(error, end.exception)), None)
 
 
-def end_by(error: BaseException) -> End | None:
+def end_by(error: BaseException) -> SignalExit | None:
     """Return the end that an exception means, also if a library in C has turned it into a `SystemError`."""
     cause = error.__cause__ if isinstance(error, SystemError) else error
     number = _signal_of(cause)
-    return None if number is None else END_OF[number]
+    return None if number is None else EXIT_OF_SIGNAL[number]
 
 
 def _send_after(is_over: threading.Event, number: int) -> None:
@@ -177,7 +179,7 @@ def unwinding_signals() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():  # no other may have handlers
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in END_OF}
+    handlers = {number: signal.getsignal(number) for number in EXIT_OF_SIGNAL}
     hook = sys.unraisablehook
 
     def send_again(unraisable: UnraisableHookArgs) -> None:
@@ -192,7 +194,7 @@ def unwinding_signals() -> Generator[None]:
 
     try:
         sys.unraisablehook = send_again
-        for number in END_OF:
+        for number in EXIT_OF_SIGNAL:
             signal.signal(number, _unwind)
         yield
     finally:

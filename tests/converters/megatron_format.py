@@ -7,7 +7,7 @@ import numpy as np
 from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.paths import regular, require_bytes
-from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.store.format_list import FORMATS
@@ -86,7 +86,7 @@ class MegatronSource(DocumentSource):
                 chosen = chosen[np.repeat(wanted, lengths)]
                 lengths = lengths[wanted]
                 rows = rows[wanted]
-            yield Encoded(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
+            yield TokenizedDocuments(chosen, lengths, str(file.path), rows, read=end * file.dtype.itemsize)
 
 
 class MegatronPairs(RowsFormat):

@@ -123,6 +123,6 @@ def test_a_signal_does_not_raise_in_the_wait_for_a_library(monkeypatch):
 
     monkeypatch.setattr(signals, "wait", wait_with_a_signal)
     with signals.unwinding_signals(), pytest.raises(KeyboardInterrupt):
-        signals.beside(stopped.wait, stopped.set)
+        signals.run_in_thread(stopped.wait, stopped.set)
     assert undisturbed
     assert signal.getsignal(signal.SIGINT) is before

@@ -13,13 +13,13 @@ import pytest
 from descriptors import our_threads
 from processes import forked
 
-from zb_hdf5.files.threads import FarThreads, Left, Readers, pause, read_ahead
+from zb_hdf5.files.threads import ReadPool, RequestPool, WorkCancelled, pause, read_ahead
 
 
 @pytest.fixture
 def far():
     """Return threads that wait for a server, which end with the test."""
-    threads = FarThreads(8)
+    threads = RequestPool(8)
     yield threads
     threads.close()
 
@@ -59,12 +59,12 @@ def test_the_first_error_of_a_call_is_raised(far):
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_call_that_is_left_fills_nothing(nested, far):
     """Closing the readers wakes all threads below them, and arrays of the caller stay as they are."""
-    answer, readers = Answer(), Readers(1, "zb-test")
+    answer, readers = Answer(), ReadPool(1, "zb-test")
 
     def read():
         if not nested:
             return far.run(answer, 2)
-        with Readers(1, "zb-nested") as inner:
+        with ReadPool(1, "zb-nested") as inner:
             return inner.map(lambda count: far.run(answer, count), [2])
 
     future = readers.submit(read)
@@ -72,7 +72,7 @@ def test_a_call_that_is_left_fills_nothing(nested, far):
         answer.asked.acquire()
     readers.close()
     assert {thread.name for thread in our_threads()} == {"zb-remote"}
-    with pytest.raises(Left):
+    with pytest.raises(WorkCancelled):
         future.result()
     answer.came.set()
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_call_that_is_left_fills_nothing(nested, far):
 def test_calls_that_are_left_take_no_thread_from_later_ones(far):
     answers = [Answer() for _ in range(8)]
     for answer in answers:
-        readers = Readers(1, "zb-test")
+        readers = ReadPool(1, "zb-test")
         readers.submit(far.run, answer, 8)
         answer.asked.acquire()
         readers.close()
@@ -95,7 +95,7 @@ def test_calls_that_are_left_take_no_thread_from_later_ones(far):
 
 
 def test_a_pause_ends_with_the_work():
-    readers, begun = Readers(1, "zb-test"), threading.Event()
+    readers, begun = ReadPool(1, "zb-test"), threading.Event()
 
     def read():
         begun.set()
@@ -108,7 +108,7 @@ def test_a_pause_ends_with_the_work():
 
 
 def test_no_job_begins_after_the_close():
-    readers = Readers(1, "zb-test")
+    readers = ReadPool(1, "zb-test")
     begun = threading.Semaphore(0)
     go = threading.Event()
 
@@ -155,7 +155,7 @@ def interrupted(step, work):
 def test_no_thread_waits_for_one_that_a_signal_has_ended_at_any_step(thinned):
     """The lock of a `Condition` stays locked when the exception comes as its `__enter__` returns."""
     for step in thinned(range(1, 10_000)):
-        readers = Readers(2, "zb-test")
+        readers = ReadPool(2, "zb-test")
         was_interrupted = interrupted(step, partial(readers.map, time.sleep, [0.002] * 2))
         closing = threading.Thread(target=readers.close)
         closing.start()

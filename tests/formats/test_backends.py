@@ -17,7 +17,7 @@ from reading import reading
 
 from examples import examples
 from zb_hdf5 import ArgumentError, BackendError, ReadAs, open_reader
-from zb_hdf5.files.threads import Left, Readers, pause
+from zb_hdf5.files.threads import ReadPool, WorkCancelled, pause
 from zb_hdf5.formats import corpus
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 
@@ -168,16 +168,16 @@ def test_a_read_of_all_batches_ends_when_nobody_wants_it(tmp_path, write_file, t
         for first, _ in reader.corpus.groups():
             seen.append(first)
             begun.set()
-            with pytest.raises(Left):
+            with pytest.raises(WorkCancelled):
                 pause(20)
 
     with open_reader(path) as reader:
         assert [first for first, _ in reader.corpus.groups()] == [*range(len(tokens))]
-        readers = Readers(1, "zb-test")
+        readers = ReadPool(1, "zb-test")
         answer = readers.submit(read)
         begun.wait()
         readers.close()
-        with pytest.raises(Left):
+        with pytest.raises(WorkCancelled):
             answer.result()
     assert seen == [0]
 

@@ -16,7 +16,7 @@ from source_tokens import ALL, make_stream
 
 import zb_hdf5
 from zb_hdf5 import Loader, convert, errors, open_reader, open_writer
-from zb_hdf5.files.forks import OwnLock, generation, kept_property
+from zb_hdf5.files.forks import OwnLock, cached_per_process, generation
 
 HOW = {"rank": 0, "world_size": 1, "shuffle": "records", "seed": 7}
 EVERYTHING = {"targets": True, "documents": ALL, "spans": True}
@@ -121,7 +121,7 @@ def test_a_kept_property_is_computed_once_and_needs_no_lock():
     class Square:
         computed = 0
 
-        @kept_property
+        @cached_per_process
         def area(self):
             """The area."""
             self.computed += 1

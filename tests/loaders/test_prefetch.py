@@ -20,7 +20,7 @@ from processes import in_forks
 from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import threads
 from zb_hdf5.files.ranges import in_memory
-from zb_hdf5.files.threads import Readers, read_ahead
+from zb_hdf5.files.threads import ReadPool, read_ahead
 from zb_hdf5.loaders.ahead import HINTED_TOGETHER, BatchHints, hint_ahead
 from zb_hdf5.loaders.steps import StepReader
 
@@ -74,7 +74,7 @@ def test_results_and_errors_come_in_order_and_no_read_begins_after_one_that_fail
 
 
 def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypatch):
-    class Late(Readers):
+    class Late(ReadPool):
         def submit(self, read, *request):
             return super().submit(lambda: time.sleep(0.05 * (request[-1] == 0)) or read(*request))
 
@@ -83,7 +83,7 @@ def test_a_read_that_begins_late_is_not_cancelled_by_an_error_behind_it(monkeypa
             raise OSError("gone")
         return number
 
-    monkeypatch.setattr(threads, "Readers", Late)
+    monkeypatch.setattr(threads, "ReadPool", Late)
     iterator = read_ahead(fail_at_second, iter(range(10)), 2, threads=2)
     assert next(iterator) == 0
     is_refused(OSError, lambda: next(iterator), match="gone")

@@ -24,7 +24,7 @@ from zb_hdf5.text.json_lines import JsonLinesFile
 from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.plain_text import PlainTextFile
 from zb_hdf5.text.text_corpus import FILE_KINDS, open_documents
-from zb_hdf5.trainers.id_tables import JsonLinesIds, Wanted
+from zb_hdf5.trainers.id_tables import ColumnSelection, JsonLinesIds
 
 
 def read(file):
@@ -156,7 +156,7 @@ def test_a_byte_order_mark_is_no_text_of_json_lines(tmp_path, name, data):
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     expected = ["one", "two"] * data.count(b"one")
     assert read(*open_documents([path])) == (expected, Dropped())
-    rows = [*JsonLinesIds(path, Wanted()).rows(0)]
+    rows = [*JsonLinesIds(path, ColumnSelection()).rows(0)]
     assert np.concatenate([each.tokens for each in rows]).tolist() == [1, 2, 3] * data.count(b"one")
 
 
@@ -212,7 +212,7 @@ def test_a_number_of_many_digits_hides_no_text(tmp_path):
     assert block.texts == ["one"]
     assert json.loads(block.metadata[0]) == {"n": digits, "m": -3}
     assert read(JsonLinesFile(path, "n"))[1].counts == {"not text": 1}
-    assert [rows.tokens.tolist() for rows in JsonLinesIds(path, Wanted()).rows(0)] == [[1, 2]]
+    assert [rows.tokens.tolist() for rows in JsonLinesIds(path, ColumnSelection()).rows(0)] == [[1, 2]]
 
 
 def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 from zb_hdf5 import FormatError
 from zb_hdf5.field import Field
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.format_row import FormatRow
 
@@ -36,7 +36,7 @@ class LinesSource(DocumentSource):
         documents = [each for each, is_wanted in zip(documents, wanted, strict=True) if is_wanted]
         lengths = np.array([len(each) for each in documents], np.int64)
         positions = np.concatenate([np.empty(0, "<u4"), *map(partial(np.arange, dtype="<u4"), lengths)])
-        yield Encoded(
+        yield TokenizedDocuments(
             np.concatenate([np.empty(0, np.int64), *documents]),
             lengths,
             str(path),

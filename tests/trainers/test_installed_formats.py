@@ -243,7 +243,7 @@ def make():
 
 OBJECT = """
 import numpy as np
-from zb_hdf5.formats.document_source import DocumentGroup, Encoded
+from zb_hdf5.formats.document_source import DocumentGroup, TokenizedDocuments
 from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.format_row import FormatRow
 class Words:  # no base class, and no member that has a default
@@ -260,7 +260,7 @@ class Words:  # no base class, and no member that has a default
     def read(self, group, choose, num_threads):
         path = self.paths[group.file_number]
         ids = np.array(path.read_text().split(), np.int64)
-        yield Encoded(ids, np.array([len(ids)]), str(path), np.ones(1, np.uint64))
+        yield TokenizedDocuments(ids, np.array([len(ids)]), str(path), np.ones(1, np.uint64))
 {spoil}
 class WordFiles(RowsFormat):
     def fits(self, look):

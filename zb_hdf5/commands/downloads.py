@@ -21,7 +21,7 @@ from zb_hdf5.errors import ArgumentError, ChecksumError, FormatError, Unavailabl
 from zb_hdf5.files.objects import SCHEMES, RemoteObject
 from zb_hdf5.files.paths import local_path, on_failure, read_whole
 from zb_hdf5.files.publishing import PartialFile, fresh_file, partial_path, write_fully
-from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.files.urls import without_secrets
 
 _DIGEST_LINE: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -99,7 +99,7 @@ def fetch_shards(
                 report.problem = error
             progress(0, expected.total(url, 0, 0))  # it is there, or never comes
 
-    with Readers(workers, "zb-fetch") as readers, on_failure(stopped.set):
+    with ReadPool(workers, "zb-fetch") as readers, on_failure(stopped.set):
         readers.map(fetch, reports)  # after Ctrl+C as well: the threads end before their next read
     return list(reports.values())
 

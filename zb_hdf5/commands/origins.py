@@ -30,7 +30,7 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader, batches_of_state
 from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
-from zb_hdf5.loaders.state import MAX_COUNT, require_kind, shown
+from zb_hdf5.loaders.state import MAX_COUNT, require_kind, short_repr
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.opening import corpus_for_training, open_for_loader
@@ -248,7 +248,7 @@ def _opened_split(
             batches, _ = open_for_loader(corpus, batch_size, state.get("seq_len"))
         of_state = batches_of_state(batches, fingerprint).fingerprint
         if of_state != fingerprint:
-            facts = f"its fingerprint is {shown(fingerprint)}, that of the store {shown(of_state)}"
+            facts = f"its fingerprint is {short_repr(fingerprint)}, that of the store {short_repr(of_state)}"
             raise StateError(f"{path}: the state names another store than {found.path}: {facts}")
     return batches
 

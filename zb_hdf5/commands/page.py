@@ -121,7 +121,7 @@ def report_page(
     rows: list[Row],
     tokenizer: Tokenizer | None,
     description: dict[str, Any],
-    making: Making | None = None,
+    making: Provenance | None = None,
 ) -> str:
     """Return the page. The same files, with the same times, give the same bytes.
 
@@ -168,14 +168,14 @@ def report_page(
     return template.substitute(title=html.escape(name), content="\n".join([*content, ""]))
 
 
-class Making(NamedTuple):
+class Provenance(NamedTuple):
     """How and when a page is made."""
 
     command: str  # as it was typed
     time: str
 
 
-def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Markup:
+def _health(d: dict[str, Any], found: Statistics, making: Provenance | None) -> Markup:
     """Return the first sentence: whether the store is as it was written, as far as this page has seen it."""
     verify = tag("code", printable(f"zb verify {shlex.quote(d['path'])}"))
     problem = problem_of(d)
@@ -199,7 +199,7 @@ def _health(d: dict[str, Any], found: Statistics, making: Making | None) -> Mark
     return tag("p", tag("b", "Healthy."), text, *when, ".", *rest, class_="health good")
 
 
-def _footer(making: Making) -> Markup:
+def _footer(making: Provenance) -> Markup:
     text = f"Made by zb_hdf5 {__version__} on {making.time} with "
     return tag("footer", text, tag("code", printable(making.command)), class_="soft")
 

@@ -11,7 +11,7 @@ from zb_hdf5.console import CommandGroup
 from zb_hdf5.version import __version__
 
 
-class Listed(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command in the help of `zb`."""
 
     purpose: str  # a heading of the help
@@ -25,33 +25,41 @@ _CHECK: Final = "Check and mend it"
 _TRAIN: Final = "Train from it"
 #: In the order of the help.
 COMMANDS: Final = {
-    "convert": Listed(
+    "convert": CommandEntry(
         _MAKE, "Convert tokens and text in any known format to another.", "zb_hdf5.converters.cli:convert_commands"
     ),
-    "fetch": Listed(
+    "fetch": CommandEntry(
         _MAKE, "Download numbered files from a web server or a bucket.", "zb_hdf5.commands.zb_fetch:zb_fetch"
     ),
-    "tokenizer": Listed(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.zb_tokenizer:zb_tokenizer"),
-    "index": Listed(
+    "tokenizer": CommandEntry(_MAKE, "Make a tokenizer.", "zb_hdf5.commands.zb_tokenizer:zb_tokenizer"),
+    "index": CommandEntry(
         _MAKE, "Merge the parts of a job array; write indexes and digests.", "zb_hdf5.commands.zb_index:zb_index"
     ),
-    "info": Listed(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.zb_info:zb_info"),
-    "show": Listed(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.zb_show:zb_show"),
-    "report": Listed(_LOOK, "Write a page with the statistics of a store.", "zb_hdf5.commands.zb_report:zb_report"),
-    "verify": Listed(_CHECK, "Compare every batch with its stored digests.", "zb_hdf5.commands.zb_verify:zb_verify"),
-    "repair": Listed(
+    "info": CommandEntry(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.zb_info:zb_info"),
+    "show": CommandEntry(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.zb_show:zb_show"),
+    "report": CommandEntry(
+        _LOOK, "Write a page with the statistics of a store.", "zb_hdf5.commands.zb_report:zb_report"
+    ),
+    "verify": CommandEntry(
+        _CHECK, "Compare every batch with its stored digests.", "zb_hdf5.commands.zb_verify:zb_verify"
+    ),
+    "repair": CommandEntry(
         _CHECK, "Save the good batches or documents in a new file.", "zb_hdf5.commands.zb_repair:zb_repair"
     ),
-    "doctor": Listed(
+    "doctor": CommandEntry(
         _CHECK, "Check this machine for problems that would stop training.", "zb_hdf5.commands.zb_doctor:zb_doctor"
     ),
-    "bench": Listed(_TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.zb_bench:zb_bench"),
-    "plan": Listed(_TRAIN, "Plan the steps, bytes and opened files of a job.", "zb_hdf5.commands.zb_plan:zb_plan"),
-    "stage": Listed(
+    "bench": CommandEntry(
+        _TRAIN, "Time the batches of a training from your own data.", "zb_hdf5.commands.zb_bench:zb_bench"
+    ),
+    "plan": CommandEntry(
+        _TRAIN, "Plan the steps, bytes and opened files of a job.", "zb_hdf5.commands.zb_plan:zb_plan"
+    ),
+    "stage": CommandEntry(
         _TRAIN, "Copy the batches of a node's ranks to its own disk.", "zb_hdf5.commands.zb_stage:zb_stage"
     ),
-    "cache": Listed(_TRAIN, "Show and free the stores in a cache folder.", "zb_hdf5.commands.zb_cache:zb_cache"),
-    "which": Listed(
+    "cache": CommandEntry(_TRAIN, "Show and free the stores in a cache folder.", "zb_hdf5.commands.zb_cache:zb_cache"),
+    "which": CommandEntry(
         _TRAIN, "Name the rows and documents of a training step or a batch.", "zb_hdf5.commands.zb_which:zb_which"
     ),
 }

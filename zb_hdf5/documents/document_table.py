@@ -30,7 +30,7 @@ from zb_hdf5.documents.metadata import (
 )
 from zb_hdf5.documents.pieces import ranges
 from zb_hdf5.errors import BatchIndexError, FormatError, IncompleteError, counted
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.paths import OpenFiles, RemotePath, any_path
 from zb_hdf5.files.publishing import PartialFile
 from zb_hdf5.spec import (
@@ -243,7 +243,7 @@ class DocumentTableFile:
                 stop = start + max(1, int(ends.searchsorted(before + np.uint64(TEXTS_AT_ONCE), side="right")))
         return stop
 
-    @kept_property
+    @cached_per_process
     def sources(self) -> list[str]:
         """Names of the source files."""
         count = self._table.num_rows("sources_ends")
@@ -295,7 +295,7 @@ class DocumentTableFile:
             raise table.damaged(f"expected spans that ascend up to token {self._end:,}, found others")
         return spans
 
-    @kept_property
+    @cached_per_process
     def _end(self) -> int:
         """Tokens of all documents."""
         return self.edge(self.count)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import Spans
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
 
 #: A target that `torch.nn.functional.cross_entropy` leaves out, as it does by default.
@@ -59,22 +59,22 @@ class Pieces:
         """Tokens of all records, padding included."""
         return self.num_records * self.seq_len
 
-    @kept_property
+    @cached_per_process
     def counts(self) -> npt.NDArray[np.int64]:
         """Pieces of each record, int64."""
         return self.ends[1:] - self.ends[:-1]
 
-    @kept_property
+    @cached_per_process
     def rows(self) -> npt.NDArray[np.int64]:
         """The record of each piece, int64."""
         return np.arange(self.num_records).repeat(self.counts)
 
-    @kept_property
+    @cached_per_process
     def starts(self) -> npt.NDArray[np.int64]:
         """The position of the first token of each piece in all records one after the other, int64."""
         return np.arange(0, self.num_tokens, self.seq_len).repeat(self.counts) + self.columns
 
-    @kept_property
+    @cached_per_process
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each piece, int64."""
         starts = self.starts
@@ -83,7 +83,7 @@ class Pieces:
         lengths[-1:] = self.num_tokens - starts[-1:]
         return lengths
 
-    @kept_property
+    @cached_per_process
     def is_padding(self) -> npt.NDArray[np.bool_]:
         """Whether a piece holds no token of a document."""
         return np.equal(self.offsets, np.uint64(NO_DOCUMENT))

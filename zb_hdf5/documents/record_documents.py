@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.files.paths import OpenFiles, RemotePath, finding
+from zb_hdf5.files.paths import OpenFiles, RemotePath, compute_once
 
 if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable
@@ -79,7 +79,7 @@ class RecordDocuments(ABC):
     def documents(self) -> DocumentTable | None:
         """Return the table of all documents, where one is stored."""
         if self._table is None:
-            with finding(self):
+            with compute_once(self):
                 self._table = self._table or self._open_table()
         return self._table
 

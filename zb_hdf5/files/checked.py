@@ -17,7 +17,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import BatchIndexError, ChecksumError, Remedy
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Range, Ranges, Run
-from zb_hdf5.files.threads import Answer, Readers
+from zb_hdf5.files.threads import ReadPool, SignalSafeFuture
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wrapper
 from zb_hdf5.spec import CRC32_CHUNK_ROWS, TokenArray
 
@@ -308,8 +308,8 @@ class GroupDigest(NamedTuple):
     computed while the next groups are written.
     """
 
-    sha256: Answer[Any]  # the running sha256, of this group and all before it
-    rest: Answer[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
+    sha256: SignalSafeFuture[Any]  # the running sha256, of this group and all before it
+    rest: SignalSafeFuture[tuple[list[int], int]]  # the crc32 of each batch, and the largest token
 
     @property
     def crc32(self) -> list[int]:
@@ -338,11 +338,11 @@ class TokenDigest:
 
     def __init__(self, known_sha256: str | None = None) -> None:
         self._known_sha256 = known_sha256
-        self._sha256: Answer[Any] = Answer()
+        self._sha256: SignalSafeFuture[Any] = SignalSafeFuture()
         self._sha256.give(hashlib.sha256())
         self._last: GroupDigest | None = None
-        self._hashing = Readers(1, "zb-digest")
-        self._rest = Readers(1, "zb-digest")
+        self._hashing = ReadPool(1, "zb-digest")
+        self._rest = ReadPool(1, "zb-digest")
 
     def submit(self, batches: TokenArray) -> GroupDigest:
         """Start digesting `batches`, shape `(count, B, S)`, C-contiguous and of the stored dtype."""
@@ -368,7 +368,7 @@ class TokenDigest:
         self._rest.close()
 
 
-def _hash(before: Answer[Any], batches: TokenArray) -> Any:
+def _hash(before: SignalSafeFuture[Any], batches: TokenArray) -> Any:
     sha256 = before.result().copy()
     sha256.update(batches)
     return sha256

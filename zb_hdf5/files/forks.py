@@ -46,7 +46,7 @@ class OwnLock:
         return OwnLock, ()
 
 
-class kept_property(Generic[Value]):
+class cached_per_process(Generic[Value]):
     """A property that is computed when it is first asked for, and then kept; two threads may both compute it.
 
     On Python 3.11 `functools.cached_property` has one lock for all instances: the child of a fork waits for ever if

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError, counted
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.line_file import JSON_SUFFIX, SUFFIXES_OF_JSON_LINES
 from zb_hdf5.files.paths import RemotePath, any_path, is_url, open_with_room, require_regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
@@ -116,12 +116,12 @@ class Listing:
     names: tuple[str, ...]
     _tree: _Tree | None
 
-    @kept_property
+    @cached_per_process
     def files(self) -> tuple[Path, ...]:
         """The files."""
         return (self.path,) if self._tree is None else tuple(map(self.path.joinpath, self.names))
 
-    @kept_property
+    @cached_per_process
     def left_out(self) -> tuple[Path, ...]:
         """Other files that are named as tokens or text are, in their order; of a store below the folder its index."""
         return () if self._tree is None else tuple(map(self.path.joinpath, self._tree.left_out(self.names)))

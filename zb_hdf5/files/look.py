@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.paths import Identity, RemotePath, open_file, regular, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
@@ -60,12 +60,12 @@ class Look:
         """Whether the path is a URL."""
         return isinstance(self.path, RemotePath)
 
-    @kept_property
+    @cached_per_process
     def is_dir(self) -> bool:
         """Whether the path is a folder: of a URL its suffix tells."""
         return self.path.is_dir()
 
-    @kept_property
+    @cached_per_process
     def start(self) -> bytes:
         """The first bytes of the file, at most `HEAD_BYTES`."""
         if self.is_far:
@@ -79,17 +79,17 @@ class Look:
             return self.start[offset : offset + num_bytes]
         return os.pread(self._opened(), num_bytes, offset)
 
-    @kept_property
+    @cached_per_process
     def num_bytes(self) -> int:
         """The size of a file of this machine."""
         return self._status.st_size
 
-    @kept_property
+    @cached_per_process
     def identity(self) -> Identity:
         """The identity of a file of this machine, with which a later open of it is compared. See `identity_of`."""
         return self._status.st_size, self._status.st_mtime_ns
 
-    @kept_property
+    @cached_per_process
     def _status(self) -> os.stat_result:
         """The status of a file that is not open: `_opened` has that of one that is."""
         status = os.stat(self.path)

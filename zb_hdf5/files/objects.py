@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from zb_hdf5.errors import ArgumentError, ExistsError, FormatError, IncompleteError, UnavailableError, ZbError
-from zb_hdf5.files.threads import FarThreads, Work, in_reader, pause, request_here, require_wanted
+from zb_hdf5.files.threads import CancellableWork, RequestPool, in_reader, pause, raise_if_cancelled, request_here
 from zb_hdf5.files.urls import split_user, without_secrets
 from zb_hdf5.packages import no_package
-from zb_hdf5.signals import beside
+from zb_hdf5.signals import run_in_thread
 
 if TYPE_CHECKING:  # the command line imports this module, and reads nothing for most of its commands
     import numpy as np
@@ -153,7 +153,7 @@ class Folder:
         self.request_s = self.limit_s / REQUESTS_IN_LIMIT
         self.answer_s = self.limit_s  # the shortest answer
         self.store = self.connect({"max_retries": 0})  # `RemoteObject` tries again: one limit for all attempts
-        self.threads = FarThreads(MAX_READS)
+        self.threads = RequestPool(MAX_READS)
         weakref.finalize(self, self.threads.close)
 
     @property
@@ -299,7 +299,7 @@ class RemoteObject:
         begun_s
             The time by `time.monotonic` from which the limit counts; None: now.
         alone
-            The thread holds no lock: one of `Readers` makes the request itself.
+            The thread holds no lock: one of `ReadPool` makes the request itself.
         """
         wanted = f"bytes {start:,} to {stop:,}"
         data = self._patiently(wanted, lambda folder: self._get(folder, start, stop, wanted), begun_s, alone)
@@ -391,7 +391,7 @@ class RemoteObject:
         pause_s = folder.limit_s * FIRST_PAUSE
         while True:
             attempt += 1
-            require_wanted()
+            raise_if_cancelled()
             try:
                 if alone and in_reader():
                     return request_here(lambda: ask(folder))
@@ -488,7 +488,7 @@ def read_objects(reads: Sequence[tuple[RemoteObject, Iterable[tuple[int, npt.NDA
     folder = todo[0][0]._connection()
     left = iter(todo)  # threads take from one iterator, each several in turn
 
-    def read(work: Work) -> None:
+    def read(work: CancellableWork) -> None:
         try:
             for source, group in left:
                 if time.monotonic() - begun_s > folder.limit_s:
@@ -602,7 +602,7 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
     if instead_of is not ...:
         how = {"mode": instead_of or "create"}
     try:  # the library looks at no signal before an upload is done
-        beside(lambda: folder.library.put(folder.connect(), target._key, content, **how))
+        run_in_thread(lambda: folder.library.put(folder.connect(), target._key, content, **how))
     except Exception as error:
         if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
             raise ExistsError(f"{target.name}: was written by another process meanwhile") from error

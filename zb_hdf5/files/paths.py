@@ -352,7 +352,7 @@ class OpenFiles(Generic[File]):
         return partial(OpenFiles, far=self._far), (self._access,)
 
 
-def finding(owner: object) -> contextlib.AbstractContextManager[None]:
+def compute_once(owner: object) -> contextlib.AbstractContextManager[None]:
     """Return the lock under which one thread finds, for all of them, a fact that an object keeps from then on.
 
     Many threads begin to read a far store at once, and each would fetch the same. The threads that wait while one of

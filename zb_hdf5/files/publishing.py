@@ -26,7 +26,7 @@ from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
 from zb_hdf5.files.urls import without_secrets
-from zb_hdf5.signals import kept_signals
+from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import (
     DOCUMENTS_PREFIX,
     DOCUMENTS_STORE_SUFFIX,
@@ -137,7 +137,7 @@ class PartialFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self.fd = self._open(flags if resume else flags | os.O_EXCL)
         self._is_open = True
-        with on_failure(self.discard), kept_signals():
+        with on_failure(self.discard), deferred_signals():
             self._old.put_back()
             self._refuse_existing()
 
@@ -213,7 +213,7 @@ class PartialFile:
             require_at(file.fd, file.partial_path)
             with disk_errors(file.partial_path):
                 os.fsync(file.fd)
-        with kept_signals():
+        with deferred_signals():
             is_alone = not others and not self._old.has_files_beside
             with contextlib.nullcontext() if is_alone else self._old.aside():
                 for file in files:
@@ -256,7 +256,7 @@ class LockedFolder:
         self._names = names
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as undo, kept_signals():
+        with contextlib.ExitStack() as undo, deferred_signals():
             self._fd = self._open(fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX)
             undo.enter_context(on_failure(self._leave))
             refuse_foreign_files(self.partial_path, self._names)
@@ -346,7 +346,7 @@ class PartialDirectory(LockedFolder):
     def _swap(self) -> None:
         """Replace the old store by the new one; both are whole at every moment. See `replace_folder`."""
         refuse_foreign_files(self.path, self._names)
-        with kept_signals():
+        with deferred_signals():
             aside = replace_folder(self.partial_path, self.path)
             fsync_directory(self.path.parent)
         remove_aside(aside)
@@ -550,7 +550,7 @@ def published_together(path: Path, beside: Sequence[Path], *, overwrite: bool) -
         As for `PartialFile`, which raises as this does.
     """
     with contextlib.ExitStack() as undo:
-        with kept_signals():  # one that comes with a file is met when an exception would remove it
+        with deferred_signals():  # one that comes with a file is met when an exception would remove it
             files = [PartialFile(path, overwrite=overwrite, beside=beside)]
             undo.enter_context(on_failure(files[0].discard))
             for each in beside:

@@ -1,9 +1,9 @@
 """Threads that read, also ahead, and waits for servers: work that nobody wants any more is left, and begins no more.
 
-`read_ahead` reads for loaders, conversions and commands. `Readers` run the reads of one iterator or call. They end
-with it and are joined, so no file is read, and no array is filled, after the caller has gone on. `FarThreads` make the
+`read_ahead` reads for loaders, conversions and commands. `ReadPool` run the reads of one iterator or call. They end
+with it and are joined, so no file is read, and no array is filled, after the caller has gone on. `RequestPool` make the
 requests. No signal wakes a client that waits for a server, and nothing cancels it: so the caller waits beside it, in a
-way that Ctrl+C and `Readers.close` interrupt, and leaves the request alone; its result is dropped. All of them are
+way that Ctrl+C and `ReadPool.close` interrupt, and leaves the request alone; its result is dropped. All of them are
 daemons: the end of the interpreter waits for no server.
 """
 
@@ -32,23 +32,23 @@ MAX_THREADS: Final = 4
 #: Seconds of one wait at most: a signal that comes right before a wait does not wake it.
 LOOK_S: Final = 0.5
 #: An answer, and the call that gives it; None: the thread ends.
-_Job: TypeAlias = "tuple[Answer[Any], Callable[..., Any], tuple[Any, ...]] | None"
+_Job: TypeAlias = "tuple[SignalSafeFuture[Any], Callable[..., Any], tuple[Any, ...]] | None"
 
 
-class Left(BaseException):
+class WorkCancelled(BaseException):
     """Nobody wants the result of this work any more. It ends the work in its own thread, and no caller sees it."""
 
 
 class _Here(threading.local):
     """The work that a thread does: None in threads of other people."""
 
-    work: Work | None = None
+    work: CancellableWork | None = None
 
 
 _here: Final = _Here()
 
 
-class Work:
+class CancellableWork:
     """Work that can be left, with all parts that other threads do of it. Thread-safe.
 
     As a context it is a moment in which it cannot be left: for what changes the arrays of the caller.
@@ -60,25 +60,25 @@ class Work:
         self._changing = threading.Lock()
         self._over = threading.Lock()
         self._over.acquire()
-        self._parts: set[Work] = set()
+        self._parts: set[CancellableWork] = set()
         self._whole = _here.work
         if self._whole is not None:
             self._whole._take(self)
 
-    def _take(self, part: Work) -> None:
+    def _take(self, part: CancellableWork) -> None:
         self._parts.add(part)
         if self.is_left:  # `leave` may not have seen this part
             part.leave()
 
     def wait(self, limit_s: float = math.inf) -> None:
-        """Wait until the work is over, or for some seconds; raise `Left` if it is left."""
+        """Wait until the work is over, or for some seconds; raise `WorkCancelled` if it is left."""
         end_s = time.monotonic() + limit_s
         while not self._over.acquire(timeout=min(LOOK_S, max(0.0, end_s - time.monotonic()))):
             deliver_signals()
             if time.monotonic() >= end_s:
                 break
         if self.is_left:
-            raise Left
+            raise WorkCancelled
 
     def end(self) -> None:
         """Wake the thread that waits."""
@@ -108,31 +108,31 @@ class Work:
         self._changing.acquire()
         if self.is_left:
             self._changing.release()
-            raise Left
+            raise WorkCancelled
 
     def __exit__(self, *_: object) -> None:
         self._changing.release()
 
 
-def require_wanted() -> None:
-    """Raise `Left` in a thread whose work is left."""
+def raise_if_cancelled() -> None:
+    """Raise `WorkCancelled` in a thread whose work is left."""
     if _here.work is not None and _here.work.is_left:
-        raise Left
+        raise WorkCancelled
 
 
 def pause(seconds: float) -> None:
-    """Sleep; raise `Left` as soon as the work of this thread is left."""
-    waiting = Work()
+    """Sleep; raise `WorkCancelled` as soon as the work of this thread is left."""
+    waiting = CancellableWork()
     try:
         waiting.wait(seconds)
     finally:
         waiting.forget()
 
 
-class _Errand(Work, Generic[_Result]):
+class _RequestJob(CancellableWork, Generic[_Result]):
     """One call in some far threads at the same time, and their results."""
 
-    def __init__(self, call: Callable[[Work], _Result], count: int) -> None:
+    def __init__(self, call: Callable[[CancellableWork], _Result], count: int) -> None:
         super().__init__()
         self._call = call
         self.count = count
@@ -152,13 +152,13 @@ class _Errand(Work, Generic[_Result]):
 class _FarThread(threading.Thread):
     """A thread that runs one errand after the other, whenever it is sent."""
 
-    def __init__(self, threads: FarThreads, errand: _Errand[Any]) -> None:
+    def __init__(self, threads: RequestPool, errand: _RequestJob[Any]) -> None:
         super().__init__(name="zb-remote", daemon=True)
         self._threads = threads
         self._go = threading.Lock()
-        self._errand: _Errand[Any] | None = errand
+        self._errand: _RequestJob[Any] | None = errand
 
-    def send(self, errand: _Errand[Any] | None) -> None:
+    def send(self, errand: _RequestJob[Any] | None) -> None:
         """Have it run an errand; None: have it end."""
         self._errand = errand
         self._go.release()
@@ -176,7 +176,7 @@ class _FarThread(threading.Thread):
             self._threads.rest(self)
 
 
-class FarThreads:
+class RequestPool:
     """Threads that wait for one server, made when they are needed. Thread-safe; a fork needs its own.
 
     Parameters
@@ -190,12 +190,12 @@ class FarThreads:
         self._most = most
         self._closed = False
         self._resting: list[_FarThread] = []
-        self._errands: set[_Errand[Any]] = set()
+        self._errands: set[_RequestJob[Any]] = set()
 
-    def run(self, call: Callable[[Work], _Result], count: int = 1) -> list[_Result]:
+    def run(self, call: Callable[[CancellableWork], _Result], count: int = 1) -> list[_Result]:
         """Return the results of a call, made in several threads; raise its first error.
 
-        `Left`, or the exception of a signal, leaves the threads alone.
+        `WorkCancelled`, or the exception of a signal, leaves the threads alone.
 
         Parameters
         ----------
@@ -204,11 +204,11 @@ class FarThreads:
         count
             Threads that make the call, at most.
         """
-        if isinstance(_here.work, _Errand):  # in a far thread
+        if isinstance(_here.work, _RequestJob):  # in a far thread
             return [call(_here.work)]
         if count > 1:
             count = max(1, min(count, self._most - sum(errand.count for errand in tuple(self._errands))))
-        errand = _Errand(call, count)
+        errand = _RequestJob(call, count)
         self._errands.add(errand)
         try:
             for _ in range(count):
@@ -224,7 +224,7 @@ class FarThreads:
         finally:
             errand.errors = []  # no circle with the traceback, which would keep what the caller holds
 
-    def _send(self, errand: _Errand[Any]) -> None:
+    def _send(self, errand: _RequestJob[Any]) -> None:
         try:
             thread = self._resting.pop()
         except IndexError:
@@ -246,7 +246,7 @@ class FarThreads:
                 self._resting.pop().send(None)
 
 
-class Answer(Generic[_Result]):
+class SignalSafeFuture(Generic[_Result]):
     """The result of a call in another thread, or its error, when it is there. Thread-safe.
 
     A `Future` has a lock of Python. A signal that raises while the main thread takes it would leave it locked for ever,
@@ -294,7 +294,7 @@ class Answer(Generic[_Result]):
 class _Reader(threading.Thread):
     """A thread that runs jobs until one is None, which it leaves to the others."""
 
-    def __init__(self, work: Work, jobs: SimpleQueue[_Job], name: str) -> None:
+    def __init__(self, work: CancellableWork, jobs: SimpleQueue[_Job], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._work = work
         self._jobs = jobs
@@ -317,26 +317,26 @@ class _Reader(threading.Thread):
 
 
 def in_reader() -> bool:
-    """Return whether this thread is one of `Readers`."""
+    """Return whether this thread is one of `ReadPool`."""
     return isinstance(threading.current_thread(), _Reader)
 
 
 def request_here(request: Callable[[], _Result]) -> _Result:
-    """Make a request in this thread, one of `Readers`, which may be left inside: it must not hold a lock.
+    """Make a request in this thread, one of `ReadPool`, which may be left inside: it must not hold a lock.
 
     A far thread beside it would take a tenth of the time of a small read.
     """
     reader = cast(_Reader, threading.current_thread())
     reader.is_away = True
     try:
-        require_wanted()  # `Readers.close` looks at `is_away` after it has left the work
+        raise_if_cancelled()  # `ReadPool.close` looks at `is_away` after it has left the work
         return request()
     finally:
         reader.is_away = False
-        require_wanted()
+        raise_if_cancelled()
 
 
-class Readers:
+class ReadPool:
     """Threads that run the reads of one iterator or call, and end with it. To be used by one thread.
 
     Parameters
@@ -350,15 +350,15 @@ class Readers:
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._work = Work()
+        self._work = CancellableWork()
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._threads: list[_Reader] = []
         #: Begins no read any more, leaves the waits for servers, and waits for the reads of this machine.
         self.close = weakref.finalize(self, _end, os.getpid(), self._work, self._jobs, self._threads)
 
-    def submit(self, function: Callable[..., _Result], *arguments: Any) -> Answer[_Result]:
+    def submit(self, function: Callable[..., _Result], *arguments: Any) -> SignalSafeFuture[_Result]:
         """Have a thread call a function, in the order of these calls. After a close it fails by `CancelledError`."""
-        answer: Answer[_Result] = Answer()
+        answer: SignalSafeFuture[_Result] = SignalSafeFuture()
         self._jobs.put((answer, function, arguments))
         if len(self._threads) < self._most:
             self._threads.append(_Reader(self._work, self._jobs, self._name))
@@ -377,7 +377,7 @@ class Readers:
         self.close()
 
 
-def _end(pid: int, work: Work, jobs: SimpleQueue[_Job], threads: Sequence[_Reader]) -> None:
+def _end(pid: int, work: CancellableWork, jobs: SimpleQueue[_Job], threads: Sequence[_Reader]) -> None:
     if pid != os.getpid():  # the threads belong to the parent of a fork
         return
     work.forget()
@@ -436,9 +436,9 @@ def read_ahead(
             raise
 
     process = generation()
-    pending: deque[tuple[int, Answer[_Result]]] = deque()
+    pending: deque[tuple[int, SignalSafeFuture[_Result]]] = deque()
     ahead = 0
-    with Readers(min(depth, threads), "zb-prefetch") as readers:
+    with ReadPool(min(depth, threads), "zb-prefetch") as readers:
         for number, request in enumerate(requests):
             pending.append((size(request), readers.submit(read_unless_failed, number, request)))
             ahead += pending[-1][0]

@@ -23,7 +23,7 @@ from zb_hdf5.files.forks import generation
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors
 from zb_hdf5.files.ranges import Run
-from zb_hdf5.signals import kept_signals
+from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import NO_SHA256, NOT_KNOWN, StoreMeta, TokenArray, as_stored, sidecars_of
 
 #: The values of fields: an array for each name, or one structured array.
@@ -202,7 +202,7 @@ class TokenWriter(Writer):
         self._origin = origin or {}
         self._commit_bytes = commit_bytes
         self._crc32 = array("I")
-        with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
+        with ExitStack() as undo, deferred_signals():  # a signal is met when `abort` would remove the file
             self._file = PartialFile(path, overwrite=overwrite, beside=sidecars_of(local_path(path)))
             self._beside: list[PartialFile] = []
             self._digest = TokenDigest(known_sha256)
@@ -244,7 +244,7 @@ class TokenWriter(Writer):
         path
             One of `sidecars_of` the file. It may exist, and is replaced.
         """
-        with kept_signals():
+        with deferred_signals():
             self._beside.append(PartialFile(path, overwrite=True))
         return self._beside[-1]
 

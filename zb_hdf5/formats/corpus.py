@@ -28,9 +28,9 @@ from zb_hdf5.errors import (
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
-from zb_hdf5.files.forks import OwnLock, kept_property
+from zb_hdf5.files.forks import OwnLock, cached_per_process
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.files.threads import require_wanted
+from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.corpus_documents import CorpusDocuments
@@ -366,13 +366,13 @@ class Corpus:
         """Yield all stored batches as digests cover them, many at a time, with the number of the first.
 
         Shape `(count, B, S)`; of a last chunk that holds fewer tokens `(1, 1, tokens)`. The array is used again for the
-        next group. In a thread of `Readers` it ends by `Left` between two groups, when nobody wants the result.
+        next group. In a thread of `ReadPool` it ends by `WorkCancelled` between two groups, when nobody waits for it.
         """
         unit = self.meta.batch_tokens
         group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
         whole, rest = divmod(self.num_tokens, unit)
         for start in range(0, whole, len(group)):
-            require_wanted()
+            raise_if_cancelled()
             batches = group[: min(len(group), whole - start)]
             self.tokens.read([(start * unit, batches.reshape(-1))])
             yield start, batches
@@ -794,7 +794,7 @@ class Batches:
         is_final = self.complete and self.num_batches > 0
         return self._kept_documents_field if is_final else self._find_documents_field()
 
-    @kept_property
+    @cached_per_process
     def _kept_documents_field(self) -> str:
         return self._find_documents_field()
 

@@ -15,10 +15,10 @@ from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.dropped import Dropped
 
 #: Given a number of documents, returns which of the next ones are wanted.
-Choose: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
+DocumentFilter: TypeAlias = Callable[[int], npt.NDArray[np.bool_]]
 
 
-class Encoded(NamedTuple):
+class TokenizedDocuments(NamedTuple):
     """Consecutive documents as tokens, one after the other, each with its boundary token.
 
     Attributes
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
     lossy: int = 0
     lost: int = 0
 
-    def only(self, wanted: npt.NDArray[np.bool_]) -> Encoded:
+    def only(self, wanted: npt.NDArray[np.bool_]) -> TokenizedDocuments:
         """Return some of the documents, as a mask of shape (documents,) names them."""
         inside = np.repeat(wanted, self.lengths)
         numbers = np.flatnonzero(wanted).tolist()
@@ -195,7 +195,9 @@ class DocumentSource(Protocol):
     max_dropped: float = 1.0
     has_shards: bool = False
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         """Yield the documents of a group, or those that are chosen, some at a time."""
 
 
@@ -233,5 +235,7 @@ class CompletedSource(DocumentSource):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         yield from self._source.read(group, choose, num_threads)

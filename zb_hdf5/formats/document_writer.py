@@ -20,7 +20,7 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.publishing import PartialFile, disk_errors, refuse_existing, write_fully
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.formats.batch_writer import GROUPS_BEHIND, WRITE_BACK_BYTES, ShardInfo, Writer
-from zb_hdf5.signals import kept_signals
+from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     TOKENS,
@@ -255,7 +255,7 @@ class FlatWriter(DocumentWriter):
         self._unsent_bytes = 0
         self._parts: list[AppendedFile] = []
         self._digest = TokenDigest()
-        with on_failure(self.abort), kept_signals():  # a signal is met when `abort` would remove all of them
+        with on_failure(self.abort), deferred_signals():  # a signal is met when `abort` would remove all of them
             beside = self.beside(self.path)
             self._parts.append(AppendedFile(self.path, overwrite=overwrite, beside=beside))
             for each in () if overwrite else beside:  # one that is not written would be read with the new ids

@@ -38,7 +38,7 @@ IDS_SHOWN: Final = 5
 DATASETS_SHOWN: Final = 10
 
 
-class Seen(NamedTuple):
+class DatasetScan(NamedTuple):
     """The integer datasets of a file, as far as it was looked at.
 
     Attributes
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     limit: str = ""
 
 
-def integer_datasets(h5: h5py.File) -> Seen:
+def integer_datasets(h5: h5py.File) -> DatasetScan:
     """Return the datasets that may hold tokens, of a look that ends after many of them, or after many objects.
 
     A file may have a dataset for each of a million documents.
@@ -76,10 +76,10 @@ def integer_datasets(h5: h5py.File) -> Seen:
         return None
 
     limit = h5.visititems(visit)
-    return Seen(dict(sorted(found.items())), limit or "")
+    return DatasetScan(dict(sorted(found.items())), limit or "")
 
 
-def token_name(seen: Seen) -> str | None:
+def token_name(seen: DatasetScan) -> str | None:
     """Return the name of the tokens among the integer datasets of a file; None where it has to be named.
 
     They are the only one; or one of a name in `TOKEN_NAMES`, if all others have values for each of its tokens. Where
@@ -176,7 +176,7 @@ def warn_of_mask(read_as: ReadAs) -> None:
         )
 
 
-def to_choose(h5: h5py.File, path: Path, problem: str) -> FormatError:
+def dataset_not_chosen(h5: h5py.File, path: Path, problem: str) -> FormatError:
     """Return the error of a file whose dataset of tokens has to be named; it lists the datasets."""
     found, limit = integer_datasets(h5)
     if not found and not limit:

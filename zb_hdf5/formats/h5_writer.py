@@ -68,7 +68,7 @@ TIGHT_ALIGNMENT: Final = 8
 RESERVE_BYTES: Final = 64 << 20
 
 
-class Rows:
+class GrowingDataset:
     """A dataset of rows, written in whole chunks past HDF5's chunk cache; the last chunk is written again and again.
 
     Parameters
@@ -129,10 +129,10 @@ class WrittenColumn:
         self.chunk_rows = lead[0]
         self._zeros = (0,) * (len(lead) - 1)
         self.stored = _create(h5, self.name, meta.dtype, lead, meta.codec)
-        self.crc32 = Rows(h5, crc32_column(self.name), "<u4", CRC32_CHUNK_ROWS)
+        self.crc32 = GrowingDataset(h5, crc32_column(self.name), "<u4", CRC32_CHUNK_ROWS)
         self._encode = encode
         if encode is not None:
-            self._extents = Rows(h5, extents_column(self.name), "<u8", EXTENTS_CHUNK_ROWS, 2)
+            self._extents = GrowingDataset(h5, extents_column(self.name), "<u8", EXTENTS_CHUNK_ROWS, 2)
         self.chunk_bytes = meta.batch_bytes
         self.slot_bytes = _slot_bytes(meta, alignment)
         self.offsets = np.empty(0, np.int64)  # of the allocated chunks
@@ -230,7 +230,7 @@ class HDF5Writer(TokenWriter):
     _h5: Any = None
     _written: WrittenFile | None = None
     _encode: Encoder | None = None
-    _offsets: Rows | None = None  # of documents
+    _offsets: GrowingDataset | None = None  # of documents
     _failure: BaseException | None = None
     _marker: Mapping[str, Any] = {}  # the attributes of the commit marker
     _columns: tuple[WrittenColumn, ...] = ()  # of the fields, and then of the tokens
@@ -263,7 +263,7 @@ class HDF5Writer(TokenWriter):
         create_root(h5, self.meta, self._origin)
         if self.meta.layout == STREAM_LAYOUT:
             create_attribute(h5["/"], DOCUMENTS_SHA256, b"", f"S{SHA256_CHARS}")
-            self._offsets = Rows(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
+            self._offsets = GrowingDataset(h5, DOC_OFFSETS, "<u8", DOC_OFFSETS_CHUNK_ROWS)
         self._columns = tuple(WrittenColumn(h5, meta, self._encode, alignment) for meta in metas)
         self._fields = {field.name: column for field, column in zip(self.meta.fields, self._columns, strict=False)}
         self._main = self._columns[-1]

@@ -17,7 +17,7 @@ from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
 from zb_hdf5.files.listing import require_named_once
-from zb_hdf5.formats.document_source import Choose, DocumentGroup, DocumentSource, Encoded
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
 from zb_hdf5.notes import note
 from zb_hdf5.spec import TokenArray, stored_dtype
@@ -80,7 +80,7 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSelection:
     """The columns that a conversion asks for; "" and None for those that the files decide.
 
     Parameters
@@ -195,7 +195,7 @@ class IdRows(NamedTuple):
     fields
         The values of each field, for each of the ids, of any dtype that can be stored as that of the field.
     ids, metadata
-        As in `Encoded`.
+        As in `TokenizedDocuments`.
     read
         Bytes of the group that were read so far.
     documents
@@ -336,7 +336,7 @@ def require_aligned(where: str, name: str, ids: str, expected: int, found: int) 
 def facts_of_rows(
     path: Path, columns: Columns, first: int, values: Sequence[Sequence[Any]]
 ) -> tuple[list[bytes] | None, list[bytes] | None]:
-    """Return the ids and the metadata of rows, as `Encoded` has them.
+    """Return the ids and the metadata of rows, as `TokenizedDocuments` has them.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ class IdSource(DocumentSource):
         self,
         files: Sequence[IdFile],
         name: str,
-        wanted: Wanted,
+        wanted: ColumnSelection,
         *,
         rows: str = "documents",
         dtype: str = "auto",
@@ -489,7 +489,9 @@ class IdSource(DocumentSource):
                 return int(rows.lengths[0])
         raise ConvertError(f"{self.paths[0]}: expected records, found no rows")
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         for found in file.rows(group.number):
             self._require_records(file.path, found)
@@ -509,7 +511,7 @@ class IdSource(DocumentSource):
                 options=["rows"],
             )
 
-    def _encoded(self, path: Path, rows: IdRows, chosen: npt.NDArray[np.bool_]) -> Encoded:
+    def _encoded(self, path: Path, rows: IdRows, chosen: npt.NDArray[np.bool_]) -> TokenizedDocuments:
         """Return the chosen rows, cut to the longest document."""
         lengths = rows.lengths
         kept = lengths if self._limit is None else np.minimum(lengths, self._limit)
@@ -522,7 +524,7 @@ class IdSource(DocumentSource):
             tokens = tokens[inside]
             fields = {name: values[inside] for name, values in fields.items()}
         numbers = np.flatnonzero(chosen)
-        return Encoded(
+        return TokenizedDocuments(
             tokens,
             kept[chosen],
             str(path),

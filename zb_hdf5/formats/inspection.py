@@ -15,12 +15,12 @@ from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.foreign import (
     can_be_field,
+    dataset_not_chosen,
     integer_datasets,
     lengths_beside,
     no_such_axes,
     require_axes,
     require_channels,
-    to_choose,
     token_name,
     unfit_targets,
     values_beside,
@@ -172,7 +172,7 @@ def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None =
             )
         name = _foreign_tokens(h5, path, read_as)
         if name is None:
-            raise to_choose(h5, path, "is an HDF5 file of another program")
+            raise dataset_not_chosen(h5, path, "is an HDF5 file of another program")
         return _foreign_column(h5, path, name, read_as)
 
 
@@ -185,7 +185,7 @@ def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     if found != expected:
         if is_own_file(h5):
             raise FormatError(f"{path}: expected root attribute format={expected!r}, found {found!r}")
-        raise to_choose(h5, path, "is an HDF5 file of another program")
+        raise dataset_not_chosen(h5, path, "is an HDF5 file of another program")
     return our_tokens(h5, path, layout)
 
 
@@ -306,7 +306,9 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     note_surplus(h5, path)
     stored = own_dataset(h5, path, dataset)
     if stored is None or stored.ndim not in (1, 2, 3):
-        raise to_choose(h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}")
+        raise dataset_not_chosen(
+            h5, path, f"expected a dataset {dataset!r} of one, two or three axes, found {stored!r}"
+        )
     if stored.dtype.kind not in "iu":
         raise FormatError(f"{path}: {dataset}: expected integers, found {stored.dtype}")
     require_channels(path, dataset, stored, read_as)

@@ -17,7 +17,7 @@ from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_writer import AppendedFile, DocumentWriter
-from zb_hdf5.signals import kept_signals
+from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, StoreMeta, TokenArray, find_bad_token, require_integers
 
 #: Ids, and rows, that are written together; a longer document is written alone.
@@ -74,7 +74,7 @@ class RowWriter(DocumentWriter):
         columns = self.columns_of(meta, facts)
         if len(set(columns)) < len(columns):
             raise ConvertError(f"{self.path}: expected columns of different names, found {', '.join(columns)}")
-        with ExitStack() as undo, kept_signals():  # a signal is met when `abort` would remove the file
+        with ExitStack() as undo, deferred_signals():  # a signal is met when `abort` would remove the file
             self._file = AppendedFile(self.path, overwrite=overwrite)
             undo.enter_context(on_failure(self.abort))
             self._begin()

@@ -16,7 +16,7 @@ from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.checked import GroupDigest
 from zb_hdf5.files.publishing import disk_errors
 from zb_hdf5.formats.batch_writer import FieldArrays, ShardInfo, split_tokens, stored_fields
-from zb_hdf5.formats.h5_writer import HDF5Writer, Rows
+from zb_hdf5.formats.h5_writer import GrowingDataset, HDF5Writer
 from zb_hdf5.spec import (
     DEFAULT_CHUNK_TOKENS,
     DOCUMENTS_SHA256,
@@ -81,7 +81,7 @@ class HDF5ShardWriter(HDF5Writer):
 
     _attributes = TOKENS_ATTRIBUTES
     document_count = 0
-    _offsets: Rows
+    _offsets: GrowingDataset
 
     def __init__(
         self,

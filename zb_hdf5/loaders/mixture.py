@@ -18,7 +18,7 @@ from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
-from zb_hdf5.loaders.state import require_count, require_fields, require_kind, shown
+from zb_hdf5.loaders.state import require_count, require_fields, require_kind, short_repr
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 
@@ -327,7 +327,9 @@ class MixedLoader(TokenLoader[BatchT]):
         schedules = self._schedules_of(state["segments"], position, version)
         place = self._place_of(schedules[-1], position, state.get("counts"))
         if version == EXACT_VERSION and [*place.counts] != state["counts"]:
-            raise StateError(f"{self.path}: state: expected counts {[*place.counts]}, found {shown(state['counts'])}")
+            raise StateError(
+                f"{self.path}: state: expected counts {[*place.counts]}, found {short_repr(state['counts'])}"
+            )
         self._schedules = schedules
         for number, loader in enumerate(self.loaders.values()):
             epoch = self._epoch_of(number, loader, place)
@@ -338,7 +340,7 @@ class MixedLoader(TokenLoader[BatchT]):
         """Raise `StateError` unless the sources of a state are these, in this order."""
         if not isinstance(sources, list) or len(sources) != len(self.loaders):
             raise StateError(
-                f"{self.path}: state: expected a list of {len(self.loaders)} sources, found {shown(sources)}"
+                f"{self.path}: state: expected a list of {len(self.loaders)} sources, found {short_repr(sources)}"
             )
         for (name, loader), found in zip(self.loaders.items(), sources, strict=True):
             source = {"name": name, **loader.identity_as(found if isinstance(found, Mapping) else {})}
@@ -364,7 +366,7 @@ class MixedLoader(TokenLoader[BatchT]):
         expected = self._segments(schedules)
         if not starts or starts != sorted({0, *starts}) or segments != expected:
             raise StateError(
-                f"{self.path}: state: expected segments {shown(expected)} from 0 on, found {shown(segments)}"
+                f"{self.path}: state: expected segments {short_repr(expected)} from 0 on, found {short_repr(segments)}"
             )
         return schedules
 
@@ -422,7 +424,7 @@ def _weight(name: str, value: object) -> float:
     except (TypeError, ValueError, OverflowError):  # an array of several, or a whole number above all floats
         number = nan
     if not 0 <= number < inf:
-        raise ArgumentError(f"weights: expected a number of at least 0 for {name!r}, found {shown(value)}")
+        raise ArgumentError(f"weights: expected a number of at least 0 for {name!r}, found {short_repr(value)}")
     return number
 
 

@@ -83,9 +83,9 @@ class Resumable(ABC):
 def require_kind(where: object, state: object, kind: str | None) -> Mapping[str, Any]:
     """Return `state`, or raise `StateError` if it is of another kind of loader, or no dict."""
     if not isinstance(state, Mapping):
-        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {shown(state)}")
+        raise StateError(f"{where}: state: expected a dict, as state_dict() gives, found {short_repr(state)}")
     if state.get("kind") != kind:
-        raise StateError(f"{where}: state: expected kind {kind!r}, found {shown(state.get('kind'))}")
+        raise StateError(f"{where}: state: expected kind {kind!r}, found {short_repr(state.get('kind'))}")
     return state
 
 
@@ -118,10 +118,10 @@ def require_fields(
             raise StateError(f"{where}: state: expected a field {name!r}, found none")
     for name in fields:
         if name not in expected:
-            raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {shown(name)} too")
+            raise StateError(f"{where}: state: expected {', '.join(expected)}, found a field {short_repr(name)} too")
     for name, value in identity.items():
         if type(fields[name]) is not type(value) or fields[name] != value:
-            facts = f"state has {name} {shown(fields[name])}, this loader {shown(value)}"
+            facts = f"state has {name} {short_repr(fields[name])}, this loader {short_repr(value)}"
             if name == "fingerprint" and "'sampled:" in facts:
                 facts += "; open both with verify='store'"
             raise StateError(f"{where}: {facts}", remedy=remedy, at=where)
@@ -143,11 +143,11 @@ def require_count(where: object, state: Mapping[str, Any], name: str, stop: int 
     value = state.get(name)
     if type(value) is not int or not 0 <= value <= stop:
         reason = f", {what}" if what else ""
-        raise StateError(f"{where}: state: expected {name} in 0..{stop:,}{reason}, found {shown(value)}")
+        raise StateError(f"{where}: state: expected {name} in 0..{stop:,}{reason}, found {short_repr(value)}")
     return value
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value for a message, however large it is."""
     try:
         text = repr(value)

@@ -25,7 +25,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
 from zb_hdf5.loaders.order import require_positive, resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
@@ -214,7 +214,7 @@ class TextLoader(TokenLoader[BatchT]):
         self._device = cuda_device(device)
         self._prefetch = TEXT_BATCHES_AHEAD if prefetch == "auto" else int(prefetch)
         paths = paths_of_split(self.path, split)
-        with Readers(FOOTER_THREADS, "zb-footers") as readers:
+        with ReadPool(FOOTER_THREADS, "zb-footers") as readers:
             files = readers.map(lambda path: ParquetFile(path, text_column), paths)
         self._num_row_groups = num_row_groups = sum(file.num_row_groups for file in files)
         self._groups = self._row_groups(files, self.rank)

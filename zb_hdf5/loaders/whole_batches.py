@@ -35,7 +35,7 @@ MET_READS: Final = 64
 MAX_MET: Final = 32
 #: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
 #: be None. Without array and tokens, its batches are read one by one.
-Met: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
+OpenFile: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
 _local = threading.local()
 
 
@@ -83,7 +83,7 @@ class WholeBatches:
         self.gives_views = is_plain_view and not (self._copies or self._is_far or batches.corpus.is_cached)
         self._most_met = files_at_hand(MAX_MET)
         self._is_ready = False
-        self._met: dict[int, Met] = {}
+        self._met: dict[int, OpenFile] = {}
         self._reads_left = 0
         self._looks_left = 0
         self._unit = batches.meta.batch_tokens
@@ -143,7 +143,7 @@ class WholeBatches:
             self._is_ready = self._is_far or all(map(self._batches.is_ready, sample))
         self._looks_left -= 1
 
-    def _read_at(self, number: int, file: int, index: int, met: dict[int, Met]) -> torch.Tensor:
+    def _read_at(self, number: int, file: int, index: int, met: dict[int, OpenFile]) -> torch.Tensor:
         """Return batch `number`, which is batch `index` of a file; `met` keeps the files for the next batches."""
         known = met.get(file)
         if known is None:
@@ -221,7 +221,7 @@ class WholeBatches:
         plain.file.require_whole()
         return plain.look_up()(place.within)
 
-    def _meet(self, file: int, number: int) -> Met:
+    def _meet(self, file: int, number: int) -> OpenFile:
         """Open the file of a batch that is about to be read, and ask for its size."""
         plain = self._plain(file, number * self._unit)
         if plain is None:

@@ -36,7 +36,7 @@ from zb_hdf5.files.paths import RemotePath, local_path, read_whole
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
 from zb_hdf5.files.residency import Residency
-from zb_hdf5.files.threads import LOOK_S, require_wanted
+from zb_hdf5.files.threads import LOOK_S, raise_if_cancelled
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.spec import BATCHES, U32_MAX, TokenArray
@@ -511,7 +511,7 @@ class Cached(Wrapper):
                 done.set()
         for start, out, known in others:
             while not known.wait(LOOK_S):
-                require_wanted()
+                raise_if_cancelled()
             if not self.column.read_into(start // self.unit, out):
                 self.tokens.read([(start, out)])
 

@@ -18,7 +18,7 @@ from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
-from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, documents_sha256
 from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
@@ -370,7 +370,7 @@ def write_digests(
         _refuse_other_file(destination)
     with published(destination, overwrite=overwrite) as file:
         announce(sum(each.num_tokens for each in found))
-        with Readers(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
+        with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
             made = readers.map(partial(_digest_of, flat, progress), found)
         of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
         record_tokens = next((each.record_tokens for each in found), None)

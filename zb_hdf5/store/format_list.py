@@ -17,7 +17,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.line_file import LINE_SUFFIXES
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES, FormatRow, named_part
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.trainers.installed_formats import Installed, errors_of, load_installed, noted
+from zb_hdf5.trainers.installed_formats import Installed, errors_of, load_installed, with_notes
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.document_writer import DocumentWriter
@@ -217,7 +217,7 @@ def format_named(name: str) -> FormatRow:
     """Return the row of a format. Raises `ArgumentError` if it has none."""
     row = row_named(name)
     if row is None:
-        raise noted(ArgumentError(f"expected the name of a format, found {name!r}"), INSTALLED.notes)
+        raise with_notes(ArgumentError(f"expected the name of a format, found {name!r}"), INSTALLED.notes)
     return row
 
 

@@ -41,7 +41,7 @@ from zb_hdf5.store.recognition import (
     source_name_of,
 )
 from zb_hdf5.store.way_in import way_in
-from zb_hdf5.trainers.installed_formats import noted
+from zb_hdf5.trainers.installed_formats import with_notes
 
 
 def look_of(path: str | os.PathLike[str]) -> Look:
@@ -106,7 +106,7 @@ def _require_backend_name(backend: str) -> None:
     try:
         require_choice("backend", backend, ours)
     except ArgumentError as error:
-        raise noted(error, INSTALLED.notes) from None
+        raise with_notes(error, INSTALLED.notes) from None
 
 
 def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found:
@@ -121,7 +121,7 @@ def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> F
     notes: list[str] = []
     found = _of_installed(look, backend, split, notes)
     if found is None:
-        raise noted(_unknown(look), notes)
+        raise with_notes(_unknown(look), notes)
     return found
 
 

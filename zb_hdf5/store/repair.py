@@ -28,7 +28,7 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.files.replaced_files import ReplacedFiles
-from zb_hdf5.signals import kept_signals
+from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import (
     INDEX_NAME,
     NOT_KNOWN,
@@ -173,7 +173,7 @@ def _write(found: Salvage, output: Path, overwrite: bool) -> None:
 def _move(staged: Path, output: Path) -> None:
     """Move a file with its sidecars over another one with its own."""
     sidecars = sidecars_of(output)
-    with kept_signals(), ReplacedFiles(output, sidecars).aside():
+    with deferred_signals(), ReplacedFiles(output, sidecars).aside():
         for made, sidecar in zip(sidecars_of(staged), sidecars, strict=True):
             with suppress(FileNotFoundError):
                 os.replace(made, sidecar)

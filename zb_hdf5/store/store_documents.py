@@ -15,10 +15,10 @@ from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_ord
 from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, pieces_of_windows
 from zb_hdf5.documents.record_documents import RecordDocuments, pieces_of_parts
 from zb_hdf5.errors import FormatError
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity, RemotePath, finding, require_unreplaced
-from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.paths import Identity, RemotePath, compute_once, require_unreplaced
+from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
@@ -74,7 +74,7 @@ class StoreDocuments(RecordDocuments):
         entry = ShardEntry(corpus.path.name, corpus.backend, 0, corpus.num_units, corpus.num_tokens, sha256)
         return cls(corpus.path.parent, ShardIndex(corpus.meta, [entry]), verify, access, corpus.path)
 
-    @kept_property
+    @cached_per_process
     def has_pieces(self) -> bool:
         if self._lone is not None:
             return pieces_path(self._lone).exists()
@@ -189,7 +189,7 @@ class StreamDocuments(RecordDocuments):
     def counts(self) -> npt.NDArray[np.int64]:
         """Return the documents of each file, and keep them. Raises as `FlatFormat.document_offsets`."""
         if self._counts is None:
-            with finding(self):
+            with compute_once(self):
                 if self._counts is None:
                     self._counts = self._count()
         return self._counts
@@ -208,7 +208,7 @@ class StreamDocuments(RecordDocuments):
                     counts[number] = flat.num_documents(found)
         return counts
 
-    @kept_property
+    @cached_per_process
     def _keeps(self) -> bool:
         is_far = isinstance(self._path, RemotePath)  # each object takes a while
         return not is_far and int(self.counts().sum()) <= FEW_DOCUMENTS
@@ -230,9 +230,9 @@ class StreamDocuments(RecordDocuments):
     def edges(self) -> npt.NDArray[np.uint64]:
         """Return where each document begins and the last one ends, shape (D + 1,), and keep it: 8 bytes for each."""
         if self._all is None:
-            with finding(self):
+            with compute_once(self):
                 if self._all is None:
-                    with Readers(FAR_THREADS, "zb-edges") as readers:
+                    with ReadPool(FAR_THREADS, "zb-edges") as readers:
                         look = readers.map if isinstance(self._folder, RemotePath) else map
                         rows = look(self._rows, range(len(self._names)))
                         # sums, not views, which would keep the files mapped

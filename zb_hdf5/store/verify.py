@@ -28,7 +28,7 @@ from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import SplitFiles
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.threads import Readers
+from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
@@ -277,7 +277,7 @@ def verify_store(
             files = SplitFiles.at([path], files, split).files
     index = None if files else ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, read_as, flat)
-    with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
+    with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         if index is None:
             return readers.map(check.lone_file, files)
         announce(index.token_count)
@@ -314,7 +314,7 @@ def _verify_flat(
     check = _Check(None, progress, announce, read_as, flat, digests=digests, place=path)
     names = [name_below(path, file) for file in files]
     announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
-    with Readers(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
+    with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
         reports = readers.map(check.lone_file, files)
     missing = digests.missing(path, names) if path.is_dir() else {}
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
@@ -335,7 +335,7 @@ def _lone_files(look: Look, read_as: ReadAs) -> tuple[FlatFormat | None, list[Pa
     return None, [] if look.is_dir else [look.path]
 
 
-def _verify_shards(readers: Readers, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
+def _verify_shards(readers: ReadPool, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
     files = [entry.file(folder) for entry in index.shards]
     tables = {part.path: part for part in index.documents}
     of_shards = [tables.get(_table_path(entry)) for entry in index.shards]

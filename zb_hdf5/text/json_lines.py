@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final
 
 from zb_hdf5.files.bounded import lines_of
-from zb_hdf5.files.forks import kept_property
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.line_file import LINE_SUFFIXES, is_compressed, unpacked
 from zb_hdf5.text.document_file import Block, DocumentFile, FoundText
 from zb_hdf5.text.dropped import Reason
@@ -77,7 +77,7 @@ class JsonLinesFile(DocumentFile):
         """Return whether the object of a line has the key of the text, and no list in place of text."""
         return self.column in found and not isinstance(found[self.column], list)
 
-    @kept_property
+    @cached_per_process
     def _groups(self) -> list[tuple[int, int]]:
         """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
         groups = [(0, 1)]

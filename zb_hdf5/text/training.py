@@ -19,7 +19,7 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.publishing import disk_errors, published_together, write_fully
 from zb_hdf5.packages import require_package
-from zb_hdf5.signals import beside
+from zb_hdf5.signals import run_in_thread
 from zb_hdf5.text.byte_pairs import token_bytes
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped
@@ -166,7 +166,7 @@ def _train(texts: Iterator[str], vocab_size: int, show_bars: bool) -> Any:
                 raise CancelledError
             yield text
 
-    beside(lambda: tokenizer.train_from_iterator(until_stopped(), trainer), stopped.set)
+    run_in_thread(lambda: tokenizer.train_from_iterator(until_stopped(), trainer), stopped.set)
     tokenizer.add_special_tokens([DEFAULT_BOUNDARY])
     return tokenizer
 

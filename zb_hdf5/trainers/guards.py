@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from zb_hdf5.formats.document_source import Choose, CompletedSource, DocumentGroup, Encoded, missing_members
+from zb_hdf5.formats.document_source import (
+    CompletedSource,
+    DocumentFilter,
+    DocumentGroup,
+    TokenizedDocuments,
+    missing_members,
+)
 from zb_hdf5.trainers.installed_formats import errors_of
 
 _Kind = TypeVar("_Kind")
@@ -71,6 +77,8 @@ class GuardedSource(CompletedSource):
                 )
             super().__init__(source)
 
-    def read(self, group: DocumentGroup, choose: Choose | None, num_threads: int) -> Iterator[Encoded]:
+    def read(
+        self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
+    ) -> Iterator[TokenizedDocuments]:
         with errors_of(self._package, self._name):
             yield from super().read(group, choose, num_threads)

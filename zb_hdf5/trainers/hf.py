@@ -17,7 +17,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.formats.format import RowsFormat
-from zb_hdf5.formats.id_source import Columns, IdFile, IdSource, Wanted
+from zb_hdf5.formats.id_source import Columns, ColumnSelection, IdFile, IdSource
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
 from zb_hdf5.text.json_lines import JsonLinesFile
 from zb_hdf5.trainers.id_tables import JsonLinesIds, kind_of_file
@@ -139,7 +139,7 @@ def open_hf(
     paths
         Files and folders, in the order of their rows.
     ids_column, field_columns, id_column, metadata_columns
-        As for `Wanted`.
+        As for `ColumnSelection`.
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
     max_line
@@ -154,7 +154,7 @@ def open_hf(
     FormatError
         If a file is damaged.
     """
-    wanted = Wanted(ids_column, field_columns, id_column, metadata_columns)
+    wanted = ColumnSelection(ids_column, field_columns, id_column, metadata_columns)
     files: list[IdFile] = []
     columns: Columns | None = None
     for path in (file for each in paths for file in files_of(each)):

@@ -22,10 +22,10 @@ from zb_hdf5.formats.id_source import (
     BLOCK_OF_IDS,
     MAX_BLOCK_ROWS,
     Columns,
+    ColumnSelection,
     IdFile,
     IdRows,
     RowBlock,
-    Wanted,
     facts_of_rows,
     require_aligned,
 )
@@ -57,7 +57,7 @@ class TableIds(IdFile):
     #: Such files, for messages.
     noun: ClassVar[str]
 
-    def __init__(self, path: Path, wanted: Wanted) -> None:
+    def __init__(self, path: Path, wanted: ColumnSelection) -> None:
         self.path = path
         schema = self._schema(path)
         self.columns = wanted.columns(path, _kinds_of(schema, path))
@@ -313,7 +313,9 @@ class JsonLinesIds(IdFile):
         The bytes of the longest line; None: `bound_bytes`.
     """
 
-    def __init__(self, path: Path, wanted: Wanted, columns: Columns | None = None, max_line: int | None = None) -> None:
+    def __init__(
+        self, path: Path, wanted: ColumnSelection, columns: Columns | None = None, max_line: int | None = None
+    ) -> None:
         self.path = path
         self._file = JsonLinesFile(path, max_line=max_line)
         self.columns = columns or wanted.columns(path, _kinds_in(self._file))

@@ -115,7 +115,7 @@ def first_of(names: Iterable[str], asks: Callable[[str], bool], notes: list[str]
     return ""
 
 
-def noted(error: _Error, notes: Iterable[str]) -> _Error:
+def with_notes(error: _Error, notes: Iterable[str]) -> _Error:
     """Return an error with notes for its reader."""
     for note in notes:
         error.add_note(note)

@@ -18,7 +18,7 @@ from zb_hdf5.errors import FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import RowsFormat
-from zb_hdf5.formats.id_source import BLOCK_OF_IDS, Columns, IdFile, IdRows, IdSource, Wanted
+from zb_hdf5.formats.id_source import BLOCK_OF_IDS, Columns, ColumnSelection, IdFile, IdRows, IdSource
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
     MAX_FILE_BYTES,
@@ -182,7 +182,7 @@ def open_litdata(
     return IdSource(
         chunks,
         LITDATA,
-        Wanted(),
+        ColumnSelection(),
         rows=rows,
         dtype=dtype,
         vocab_size=vocab_size,

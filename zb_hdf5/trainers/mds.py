@@ -24,7 +24,7 @@ from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteE
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import RowsFormat
-from zb_hdf5.formats.id_source import Columns, IdFile, IdRows, IdSource, RowBlock, Wanted
+from zb_hdf5.formats.id_source import Columns, ColumnSelection, IdFile, IdRows, IdSource, RowBlock
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.trainers.index_folder import (
@@ -187,7 +187,11 @@ class Shard(IdFile):
     """
 
     def __init__(
-        self, entry: Entry, wanted: Wanted, source_dtype: np.dtype[Any] | None = None, before: Shard | None = None
+        self,
+        entry: Entry,
+        wanted: ColumnSelection,
+        source_dtype: np.dtype[Any] | None = None,
+        before: Shard | None = None,
     ) -> None:
         self._where = entry.where
         if entry.values.get("format") != MDS or entry.values.get("version") != MDS_VERSION:
@@ -221,7 +225,7 @@ class Shard(IdFile):
         """For each column its encoding, and the fixed bytes of its values; 0 for values of any size."""
         return self._encodings
 
-    def _find_columns(self, wanted: Wanted, source_dtype: np.dtype[Any] | None) -> Columns:
+    def _find_columns(self, wanted: ColumnSelection, source_dtype: np.dtype[Any] | None) -> Columns:
         kinds: dict[str, np.dtype[Any] | str] = {}
         for name, (encoding, _) in self._encodings.items():
             kinds[name] = encoding.name if encoding.dtype is None else encoding.dtype
@@ -370,7 +374,7 @@ def open_mds(
     source_dtype
         The dtype of ids in a column of bytes; None: such a column is refused.
     ids_column, field_columns, id_column, metadata_columns
-        As for `Wanted`.
+        As for `ColumnSelection`.
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
 
@@ -381,7 +385,7 @@ def open_mds(
     FormatError
         If the index or a shard is damaged.
     """
-    wanted = Wanted(ids_column, field_columns, id_column, metadata_columns)
+    wanted = ColumnSelection(ids_column, field_columns, id_column, metadata_columns)
     ids_dtype = None if source_dtype is None else ReadAs(source_dtype=source_dtype).ids_dtype
     shards: list[Shard] = []
     folders = [folder for path in paths for folder in folders_of(path)]

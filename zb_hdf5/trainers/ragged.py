@@ -31,7 +31,7 @@ from zb_hdf5.formats.format import RowsFormat
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
-from zb_hdf5.formats.id_source import BLOCK_OF_IDS, IdFile, IdRows, IdSource, RowBlock, Wanted
+from zb_hdf5.formats.id_source import BLOCK_OF_IDS, ColumnSelection, IdFile, IdRows, IdSource, RowBlock
 from zb_hdf5.formats.inspection import find_column, is_own_file
 from zb_hdf5.hdf5.h5_chunks import register_filters, unreadable
 from zb_hdf5.hdf5.h5_dataset import bytes_elsewhere, own_dataset, require_stored
@@ -364,7 +364,7 @@ class OffsetFile(_DocumentFile):
         If the first offset or the last one does not fit the values, and these are no lengths that add up to them.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
         unwritten = FILL if layout.fills else None
         try:
             self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten))
@@ -492,7 +492,7 @@ class ListFile(_DocumentFile):
         As for `OffsetFile`.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
         self._name = layout.name
         group = _group_of(layout.name)
         with _opened(path) as h5:
@@ -567,7 +567,7 @@ class DatasetFile(_DocumentFile):
         As for `OffsetFile`; there are no fields.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: Wanted) -> None:
+    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
         self._group = layout.name
         self._layout = layout
         with _opened(path) as h5:
@@ -668,11 +668,11 @@ def open_ragged(
     files: list[IdFile] = []
     for path in ids_at(files_at(paths, *HDF5_SUFFIXES), paths):
         layout = _layout(path, dataset, offsets)._replace(fills=unwritten == FILL)
-        files.append(_FILES[layout.kind](path, layout, Wanted(layout.name, field_columns)))
+        files.append(_FILES[layout.kind](path, layout, ColumnSelection(layout.name, field_columns)))
     found = IdSource(
         files,
         RAGGED,
-        Wanted(),
+        ColumnSelection(),
         rows=rows,
         dtype=dtype,
         vocab_size=vocab_size,

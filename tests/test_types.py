@@ -16,7 +16,7 @@ from zb_hdf5 import ArgumentError, DocumentLoader, Loader, MixedLoader, TextLoad
 from zb_hdf5.converters.conversion import OPTIONS
 from zb_hdf5.loaders import loader_options
 from zb_hdf5.loaders.order import LASTS, SHUFFLES
-from zb_hdf5.loaders.step_values import DOCUMENT_NUMBERS, DOCUMENT_VALUES
+from zb_hdf5.loaders.step_values import DOCUMENT_NUMBERS, DOCUMENT_VALUES, SOURCES
 from zb_hdf5.spec import SPLITS
 
 FOLDER = ROOT / "tests" / "types"
@@ -43,7 +43,7 @@ def test_the_options_for_type_checkers_are_those_of_the_loaders():
 def test_the_words_for_type_checkers_are_those_of_the_code():
     assert get_args(loader_options.ShuffleWord) == SHUFFLES
     assert get_args(loader_options.Last) == LASTS
-    assert get_args(loader_options.DocumentValue) == (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
+    assert get_args(loader_options.DocumentValue) == (*DOCUMENT_VALUES, DOCUMENT_NUMBERS, SOURCES)
     assert get_args(loader_options.TextSplit) == SPLITS
     for words, given in (
         ("Collate", {"collate": "another"}),
@@ -64,7 +64,7 @@ def test_the_words_of_a_conversion_are_those_of_its_options():
 
 
 def run_checker(module, folder, *options):
-    """Run a type checker on all files of a folder, which is no part of the project, and return what it prints."""
+    """Run a type checker on all files of a folder, which is not part of the project, and return what it prints."""
     if find_spec(module) is None:
         pytest.skip(f"no {module} here")
     for name in ("right.py", "wrong.py"):

@@ -256,6 +256,12 @@ class DocumentTableFile:
             return self._table.read("source", start, stop)
         return np.full(stop - start, NO_SOURCE, np.uint32)
 
+    def sources_at(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """Return which of the `sources` the documents of some numbers are from, as `sources_of`."""
+        if "source" in self._table:
+            return self._table.gather(["source"], numbers)[0]
+        return np.full(len(numbers), NO_SOURCE, np.uint32)
+
     def spans(self, starts: Offsets, stops: Offsets, codec: WantedSpans | None) -> Spans:
         """Return the spans that have a token in some ranges, which ascend and do not overlap: three reads a range."""
         begins, ends, texts = self.encoded_spans(starts, stops)
@@ -483,6 +489,53 @@ class DocumentTable:
             found[here] = np.where(local < 0, local, local + part.first_document)
         numbers[real] = found
         return numbers
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the files that the documents came from, each once. The first call opens every table."""
+        return [*self._numbered_sources[0]]
+
+    @cached_per_process
+    def _numbered_sources(self) -> tuple[list[str], list[npt.NDArray[np.int64]]]:
+        """The names of all tables, and for each table the place in them of each of its own names; -1 follows these."""
+        places: dict[str, int] = {}
+        of_tables = []
+        for index in range(len(self.parts)):
+            own = [places.setdefault(name, len(places)) for name in self.file(index).sources]
+            of_tables.append(np.array([*own, -1], np.int64))
+        return [*places], of_tables
+
+    def source_of(self, numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return which of the `sources` documents are from; -1: it is not known, or the number is -1, as of padding.
+
+        Parameters
+        ----------
+        numbers
+            The numbers of documents, of any shape, as `number_of` returns them.
+
+        Raises
+        ------
+        BatchIndexError
+            If no document has such a number.
+        """
+        wanted = np.asarray(numbers, np.int64)
+        found = np.full(wanted.shape, -1, np.int64)
+        real = wanted != -1
+        asked = wanted[real]
+        outside = asked[(asked < 0) | (asked >= len(self))]
+        if len(outside):
+            raise BatchIndexError(
+                f"{self._folder}: no document {int(outside[0]):,}: it has {len(self):,}, counted from 0"
+            )
+        indices = self._first_documents.searchsorted(asked, side="right") - 1
+        places = np.empty(len(asked), np.int64)
+        for index in np.unique(indices).tolist():
+            here = indices == index
+            known = self._numbered_sources[1][index]
+            local = self.file(index).sources_at(asked[here] - self.parts[index].first_document)
+            places[here] = known[np.minimum(local, len(known) - 1)]
+        found[real] = places
+        return found
 
     def document(self, number: int) -> Document:
         """Return the facts of one document.

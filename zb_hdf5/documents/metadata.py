@@ -108,7 +108,7 @@ def metadata_bytes(value: Mapping[str, Any], where: str) -> bytes:
     """Return the text of a JSON object; `ConvertError` names the first value that JSON lacks.
 
     Scalars of numpy are numbers or truth values, dates and times are texts as ISO 8601 has them, and decimal numbers
-    are texts with all of their digits. A key that is no text is refused at any depth.
+    are texts with all of their digits. A key that is not text is refused at any depth.
     """
     if not isinstance(value, Mapping):
         raise ConvertError(f"{where}: expected metadata in a dict, found {type(value).__name__} {value!r:.80}")
@@ -134,11 +134,11 @@ def _require_json(key: str, value: Any, where: str) -> None:
 
 
 def _require_text_keys(value: object) -> None:
-    """Raise `TypeError` if a key is no text: an encoder writes 1 and "1" as one key, and a reader keeps one of them."""
+    """Raise `TypeError` if a key is not text: an encoder writes 1 and "1" as one key, a reader keeps one."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} is no text")
+                raise TypeError(f"the key {key!r} is not text")
             _require_text_keys(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:

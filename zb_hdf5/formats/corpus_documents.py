@@ -192,6 +192,15 @@ class CorpusDocuments(Sequence[CorpusDocument]):
         """Return the numbers of the documents of tokens. See `DocumentTable.number_of`."""
         return self._table.number_of(offsets)
 
+    @property
+    def sources(self) -> list[str]:
+        """The names of the files that the documents came from. See `DocumentTable.sources`."""
+        return self._table.sources
+
+    def source_of(self, numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return which of the `sources` documents are from, by their numbers. See `DocumentTable.source_of`."""
+        return self._table.source_of(numbers)
+
     def spans(self, start: int, stop: int, codec: DecodeValue | None = None) -> Spans:
         """Return the spans that have a token in a range of the document stream. See `DocumentTable.spans`."""
         return self._table.spans(start, stop, codec)

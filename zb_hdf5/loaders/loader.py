@@ -156,8 +156,9 @@ class Loader(EpochLoader[BatchT]):
         `cu_seqlens` (int32: where each segment of the whole batch begins and the last one ends, as flash-attention's
         variable-length functions take it), `max_seqlen` (int: the tokens of the longest segment), `seq_lens` (int32),
         `position_ids` (int32, (batch_size, seq_len), from 0 in each segment), `document_ids` (int32, the same shape:
-        the number of the segment in the batch, -1 for padding) and `documents` (int64: the store's number of the
-        document of each segment, -1 for padding). A segment is a part of one document in one row, or padding: all
+        the number of the segment in the batch, -1 for padding), `documents` (int64: the store's number of the document
+        of each segment, -1 for padding) and `sources` (int64: the place in `Loader.sources` of the file that this
+        document came from, -1 where it is not known). A segment is a part of one document in one row, or padding: all
         follow from the stored pieces, and nothing from token ids.
         `("cu_seqlens", 4096)` among the names fills it up to this length, for `torch.compile` and CUDA graphs.
     fields
@@ -398,6 +399,17 @@ class Loader(EpochLoader[BatchT]):
     def seq_len(self) -> int:
         """Tokens of a record; of windows with targets one more than `x` and `y` have."""
         return self._length
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the files that the documents came from; `documents=["sources"]` gives places in this list.
+
+        Raises
+        ------
+        BackendError
+            If the store holds no documents.
+        """
+        return self.batches.corpus.require_documents().sources
 
     @property
     def num_records(self) -> int:

@@ -22,7 +22,9 @@ ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
 #: `("block", 256)` has the batches of a block.
 WantedShuffle: TypeAlias = ShuffleWord | tuple[Literal["block"], int]
 Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
-DocumentValue: TypeAlias = Literal["cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents"]
+DocumentValue: TypeAlias = Literal[
+    "cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents", "sources"
+]
 #: The name of such a value; `cu_seqlens` may have the length to which it is filled up.
 DocumentName: TypeAlias = DocumentValue | tuple[Literal["cu_seqlens"], int]
 WantedDocuments: TypeAlias = bool | Collection[DocumentName]
@@ -47,6 +49,7 @@ class DocumentStep(TypedDict):
     position_ids: torch.Tensor
     document_ids: torch.Tensor
     documents: torch.Tensor
+    sources: torch.Tensor
     spans: list[Any]
     span_index: torch.Tensor
 

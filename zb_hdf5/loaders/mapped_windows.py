@@ -79,7 +79,7 @@ class MappedWindows:
         return self._from_one(views, self._as_copied(views), stored.limit, numbers)
 
     def _is_view(self, stored: StoredIds) -> bool:
-        """Return whether a batch is a view of the mapping, which is no copy."""
+        """Return whether a batch is a view of the mapping, which is not a copy."""
         return stored.limit is None and stored.ids.itemsize >= self._dtype.itemsize
 
     def _as_copied(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -126,7 +126,7 @@ class MappedWindows:
         return None if stored is None or self._is_view(stored) else stored
 
     def _batch_of(self, stored: StoredIds, number: int, within: int, num_tokens: int) -> torch.Tensor | None:
-        """Return a batch from the view of its file; None if it has values that are no ids."""
+        """Return a batch from the view of its file; None if it has values that are not ids."""
         ids = stored.ids[within : within + num_tokens]
         if stored.limit is not None and number not in self._compared:
             if stored.has_others(ids):

@@ -69,7 +69,7 @@ class MixedLoader(TokenLoader[BatchT]):
     Raises
     ------
     ArgumentError
-        If names differ, a weight is no number of at least 0, all are 0, or the sources' batches have different shapes.
+        If names differ, a weight is not a number >= 0, all are 0, or the sources' batches have different shapes.
 
     Notes
     -----
@@ -418,7 +418,7 @@ class MixedLoader(TokenLoader[BatchT]):
 
 
 def _weight(name: str, value: object) -> float:
-    """Return the weight of a source; `ArgumentError` if it is no number of at least 0."""
+    """Return the weight of a source; `ArgumentError` if it is not a number of at least 0."""
     try:
         number = float(value) if isinstance(value, SupportsFloat) else nan  # a text is none
     except (TypeError, ValueError, OverflowError):  # an array of several, or a whole number above all floats

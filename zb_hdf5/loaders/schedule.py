@@ -185,7 +185,7 @@ class ExactSchedule(Schedule):
 
 
 def exact_weights(weights: tuple[float, ...]) -> tuple[Fraction, ...]:
-    """Return the fractions that weights stand for: 0.7 is 7 / 10. Raises `ArgumentError` if one is no weight."""
+    """Return the fractions that weights stand for: 0.7 is 7 / 10. Raises `ArgumentError` if one is not a weight."""
     if not weights or any(not 0 <= weight < inf for weight in weights):
         raise ArgumentError(f"weights must be numbers of at least 0, found {[*weights]}")
     short = [Fraction(weight).limit_denominator(MAX_DENOMINATOR) for weight in weights]

@@ -38,8 +38,12 @@ DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
 }
 #: The value that has the number of the document of each segment.
 DOCUMENT_NUMBERS: Final = "documents"
+#: The value that has the place of the source of each segment among the names of all sources.
+SOURCES: Final = "sources"
+#: The values that follow from the table of the documents.
+_OF_TABLE: Final = (DOCUMENT_NUMBERS, SOURCES)
 #: The values that have an item for each segment of a document in the step.
-_OF_SEGMENTS: Final = frozenset({"cu_seqlens", "seq_lens", DOCUMENT_NUMBERS})
+_OF_SEGMENTS: Final = frozenset({"cu_seqlens", "seq_lens", *_OF_TABLE})
 #: Bytes of an unsigned dtype that torch lacks -> the dtype of its tensors; 8 bytes hold values up to 2**63 - 1.
 _SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 #: Steps whose pieces are read together at first.
@@ -52,7 +56,7 @@ REREAD_S: Final = 5.0
 
 def _document_values(documents: bool | Collection[Any]) -> dict[str, int | None]:
     """Return the names of the arrays of documents that are asked for, each with its length; None: any."""
-    names = (*DOCUMENT_VALUES, DOCUMENT_NUMBERS)
+    names = (*DOCUMENT_VALUES, *_OF_TABLE)
     if isinstance(documents, bool):
         return {"cu_seqlens": None, "max_seqlen": None} if documents else {}
     if isinstance(documents, str) or not isinstance(documents, Collection):
@@ -181,10 +185,11 @@ class StepValues:
             reader.field(name)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
-        if (
-            DOCUMENT_NUMBERS in self._documents or self._masked or self._spans
-        ) and reader.corpus.document_table is None:
+        needs_table = bool(self._masked or self._spans) or not self._documents.keys().isdisjoint(_OF_TABLE)
+        if needs_table and reader.corpus.document_table is None:
             raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
+        if SOURCES in self._documents and not self._table.sources:
+            raise ArgumentError(f"{reader.path}: its documents name no sources: leave {SOURCES!r} out of documents")
         if self._masked:
             require_masked(reader.path, self._masked, len(self._table), self._targets)
 
@@ -231,8 +236,12 @@ class StepValues:
         for name, value_of in self._values:
             found = value_of(pieces)
             step[name] = found if type(found) is int else from_numpy()(found)
-        if DOCUMENT_NUMBERS in self._documents:
-            step[DOCUMENT_NUMBERS] = as_tensor(self._table.number_of(pieces.offsets))
+        if not self._documents.keys().isdisjoint(_OF_TABLE):
+            numbers = self._table.number_of(pieces.offsets)
+            if DOCUMENT_NUMBERS in self._documents:
+                step[DOCUMENT_NUMBERS] = as_tensor(numbers)
+            if SOURCES in self._documents:
+                step[SOURCES] = as_tensor(self._table.source_of(numbers))
         if self._spans:
             spans, index = spans_of_pieces(pieces, partial(self._table.spans_of, codec=self._spans))
             step["spans"] = spans

@@ -253,7 +253,7 @@ class StoredTargets:
         return found
 
     def _mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which tokens a mask counts; `FormatError` for a value that is no whole number, such as a weight."""
+        """Return which tokens a mask counts; `FormatError` for a value that is not a whole number, such as a weight."""
         is_named = self._mask_name == LOSS_MASK  # the user has chosen any other
         if mask.dtype.kind == "f" and (is_other := (np.rint(mask) != mask) if is_named else np.isnan(mask)).any():
             self._refuse(self._mask_name, "whole numbers", mask[is_other][0])

@@ -303,7 +303,7 @@ class EpochLoader(TokenLoader[BatchT]):
         """Prepare the reads for the documents in `mask_documents`, or raise an error."""
 
     def _begin_with(self, skip: Collection[tuple[int, int, int]], mask_documents: Collection[int]) -> None:
-        """Take the records that are left out and the documents that are no targets, and begin epoch 0."""
+        """Take the records that are left out and the documents that are not targets, and begin epoch 0."""
         self.skip = checked_skip(skip)
         self.mask_documents = masked_numbers(mask_documents)
         self._mask()

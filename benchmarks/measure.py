@@ -62,7 +62,7 @@ WAITING: Final = "waiting, % of the time"
 LONG_PASS_S: Final = 2.0
 #: Of these, no ratio is of use.
 NOT_COMPARED: Final = (P50, P99, MAPPED, CPU, WAITING)
-#: A number that equal tokens have, in any order of their rows. It is no figure, and shown nowhere.
+#: A number that equal tokens have, in any order of their rows. It is not a figure, and shown nowhere.
 SEEN: Final = "tokens seen"
 #: Rows are hashed by these; a double holds a number of so many bits.
 HASH_FACTOR: Final = 0x9E3779B97F4A7C15

@@ -127,7 +127,7 @@ def convert(
     max_document_tokens
         The length at which longer documents are cut; the boundary token counts.
     max_dropped
-        The share of the lines, rows or files of text that may be no documents; None: 0.5. More of them are an error.
+        The share of the lines, rows or files of text that may be dropped; None: 0.5. More of them are an error.
     max_line
         The size of the longest line of JSON lines, or of a text file, such as "1GiB"; None: 256 MiB. A longer one is an
         error: a file that was torn on a network disk is one line of zeros.

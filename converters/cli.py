@@ -95,7 +95,7 @@ class ConvertGroup(CommandGroup):
 def _hint_of_imagemagick(words: Sequence[str]) -> str:
     """Return the place of ImageMagick's program, if words are meant for it; "": they are not.
 
-    The script `convert` takes its place in an environment. An image is no source, and no option of ours that begins
+    The script `convert` takes its place in an environment. An image is not a source, and no option of ours that begins
     with one dash has more than a letter.
     """
     if not any(IMAGE.search(word) or LONG_OPTION.match(word) for word in words):
@@ -182,7 +182,7 @@ class FormatName(click.ParamType[str]):
         names = tuple(self._known())
         if value not in names:
             notes = "".join(f"\n{note}" for note in INSTALLED.notes)
-            self.fail(f"{value!r} is no format: expected one of {', '.join(names)}{notes}", param, ctx)
+            self.fail(f"{value!r} is not a format: expected one of {', '.join(names)}{notes}", param, ctx)
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:

@@ -111,7 +111,7 @@ class InputOptions:
     )
     max_dropped: float = option(
         "share",
-        "Share of the lines, rows or files that may be no documents.",
+        "Share of the lines, rows or files that may be dropped.",
         by(Role.TEXTS, default=DEFAULT_MAX_DROPPED),
     )
     max_line: int | None = option(

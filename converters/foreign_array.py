@@ -73,11 +73,11 @@ def with_fields(column: Column, names: Collection[str]) -> Column:
 
 
 def require_all_fields(columns: Sequence[Column]) -> None:
-    """Refuse values named as targets that are none, and warn of others that can be no fields."""
+    """Refuse values named as targets that are none, and warn of others that cannot be fields."""
     for column in columns:
         require_no_unfit(column.path, column.meta)
     if left_out := sorted({name for column in columns for name in column.left_out}):
-        warnings.warn(f"{columns[0].path}: left out, as they can be no fields: {', '.join(left_out)}", stacklevel=2)
+        warnings.warn(f"{columns[0].path}: left out, as they cannot be fields: {', '.join(left_out)}", stacklevel=2)
 
 
 def description_of(column: Column, read_as: ReadAs) -> dict[str, Any]:

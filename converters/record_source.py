@@ -121,7 +121,7 @@ def documents_told(batches: BatchSource) -> str:
 
 
 def _records_of(shards: list[SourceShard], batches: BatchSource) -> list[int]:
-    """Return how many records of each shard are no padding."""
+    """Return how many records of each shard are not padding."""
     meta = batches.meta
     left = meta.total_records or batches.num_batches * meta.batch_size
     found = []

@@ -74,7 +74,7 @@ class SourcePaths:
         return name, [facts for each in at_paths for facts in each.facts]
 
     def is_of_other_programs(self, look: Look, read_as: ReadAs) -> bool:
-        """Return whether a path is an HDF5 file of another program, or a folder of such files that is no store."""
+        """Return whether a path is an HDF5 file of another program, or a folder of such files that is not a store."""
         try:
             return self.at(look.path, read_as=read_as, look=look).foreign_dataset is not None
         except ZbError:  # whoever opens it says so

@@ -263,7 +263,7 @@ def sources() -> dict[str, Source]:
 
 
 def _source_of_format(name: str) -> Source | None:
-    """Return how the files of a format are taken where nothing else is asked for; None: they are no source."""
+    """Return how the files of a format are taken where nothing else is asked for; None: they are not a source."""
     own = {_NPY: _ARRAYS, STREAM: PACKED}
     if name in own:
         return own[name]
@@ -400,7 +400,7 @@ def source_named(name: str, conversion: Conversion) -> Source:
     Raises
     ------
     ArgumentError
-        If it is no format that is a source.
+        If it is not a format that is a source.
     """
     if _is_kept(name, conversion):
         return _KEPT
@@ -499,7 +499,7 @@ def _name_of_trainer(look: Look, conversion: Conversion) -> str:
 
         return name if names_documents(path, conversion.dataset) else ""  # a dataset of ids has records, or a stream
     if not name and conversion.ids_column is not None and _is_named_as(path, format_named(_HF).suffixes):
-        return _HF  # a column of ids is named: its rows are no text
+        return _HF  # a column of ids is named: its rows are not text
     return name
 
 

@@ -277,7 +277,7 @@ def _opened(found: Found, windows: tuple[int, int] | None) -> Batches:
 
 
 def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
-    """Open the store of a conversion: as it is, in another layout if one is named, or a stream of others, cut."""
+    """Open the store of a conversion: as it is, in another layout if one is named, or a foreign stream, cut."""
     path = paths[0]
     options = settings.layout
     read_as = settings.input.read_as

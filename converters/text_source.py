@@ -75,7 +75,7 @@ class TextSource(DocumentSource):
     recipe
         The tokenizer and the boundary token.
     max_dropped
-        The share of the lines, rows or files that may be no documents.
+        The share of the lines, rows or files that may be dropped.
     """
 
     def __init__(

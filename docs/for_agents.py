@@ -11,7 +11,7 @@ from typing import Final
 
 DOCS: Final = Path(__file__).parent
 AGENTS: Final = DOCS / "agents"
-#: The place of the project's files that are no pages.
+#: The place of the project's files that are not pages.
 BLOB: Final = "https://github.com/zb-hdf5/zb_hdf5/blob/main/"
 #: The sections of the README that a skill has.
 SECTIONS: Final = ("Ten lines", "Quick start: convert", "Quick start: train and resume", "Quick start: from text")

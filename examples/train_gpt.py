@@ -97,7 +97,7 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
         if options.global_batch % world_size:
-            raise SystemExit(f"--global-batch {options.global_batch} is no multiple of {world_size} processes")
+            raise SystemExit(f"--global-batch {options.global_batch} is not a multiple of {world_size} processes")
         torch.manual_seed(options.seed)
         self.rank = rank
         self.path = Path(options.out) / "checkpoint.pt"

@@ -494,7 +494,7 @@ def check_states(make, expected):
 
 
 def check_refused_states(make, expected):
-    """A value that is no state of such a loader is refused, also by force, and nothing is taken over."""
+    """A value that is not a state of such a loader is refused, also by force, and nothing is taken over."""
     with make() as loader:
         next(loader)
         state = loader.state_dict()
@@ -523,7 +523,7 @@ def check_fields_of_a_state(loader):
 
 
 def check_epochs(make, expected):
-    """The epoch that is chosen again keeps its position; what is no epoch is refused."""
+    """The epoch that is chosen again keeps its position; what is not an epoch is refused."""
     with make() as loader:
         next(loader)
         loader.set_epoch(0)

@@ -25,7 +25,7 @@ class Running:
     Parameters
     ----------
     stdin, stdout, stderr
-        Descriptors of the pipes to its standard streams; None for an output that is no pipe.
+        Descriptors of the pipes to its standard streams; None for an output that is not a pipe.
     report
         The descriptor of the pipe that has its process id, and later its exit code.
     """
@@ -77,7 +77,7 @@ class Running:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, text="", timeout=100):
-        """Give it its last input, and wait for its end; return (output, errors), None for an output that is no pipe."""
+        """Give it its last input, wait for its end, and return (output, errors); None for one that is not a pipe."""
         end_s = time.monotonic() + timeout
         found = {}
         reading = [threading.Thread(target=_read, args=(self, name, found), daemon=True) for name in OUTPUTS]

@@ -3,7 +3,7 @@
     python tests/opens.py [KIND ...]
 
 The command prints a table of the kinds of `pins.py`: of each use the most opens of one file of ids, of one index or
-sidecar, and of all files that are no files of ids.
+sidecar, and of all files that are not files of ids.
 """
 
 from __future__ import annotations

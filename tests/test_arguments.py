@@ -188,7 +188,7 @@ def test_a_numpy_seed_gives_the_order_of_the_number(place):
         json.dumps(one.state_dict())
 
 
-# --- folders that are no stores ------------------------------------------------------------------------------------
+# --- folders that are not stores ------------------------------------------------------------------------------------
 def test_a_folder_that_is_no_store_is_named_with_its_content(place):
     (place / "corpus").mkdir()
     for name in ("a.jsonl", "b.jsonl", "notes.txt"):

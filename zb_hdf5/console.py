@@ -480,7 +480,7 @@ def _named_channel(text: str) -> tuple[str, int]:
     """Return the field and the channel of NAME=N."""
     name, _, number = text.partition("=")
     if not (name.strip() and number.strip().isdecimal()):
-        raise ArgumentError(f"{text!r} is no channel of a field: expected NAME=N, such as loss_mask=1")
+        raise ArgumentError(f"{text!r} is not a channel of a field: expected NAME=N, such as loss_mask=1")
     return name.strip(), int(number)
 
 

@@ -35,7 +35,7 @@ TOKEN: Final = "token"
 #: A field of this name has targets, of which this value is none, as trainers have it.
 LABELS: Final = "labels"
 IGNORED_LABEL: Final = -100
-#: A field of this name is 0 for tokens that are no targets.
+#: A field of this name is 0 for tokens that are not targets.
 LOSS_MASK: Final = "loss_mask"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.

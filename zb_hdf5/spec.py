@@ -234,7 +234,7 @@ INDEX_DOCUMENTS_KEYS: Final[dict[str, type[Any]]] = {
     "document_count": int,
 }
 
-# --- digests of files of others, version 1 --------------------------------------------------------------------------
+# --- digests of files of other programs, version 1 ------------------------------------------------------------------
 
 DIGESTS_FORMAT: Final = "zb-digests"
 DIGESTS_VERSION: Final = 1

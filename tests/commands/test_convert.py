@@ -141,8 +141,8 @@ def test_several_sources_come_first_and_the_last_word_is_the_result(inputs, tmp_
     ("nowhere out", "nowhere: no such file or folder"),
     ("tokens", "Missing argument 'SRC...'. Pass the sources, then DST."),
     ("--to npy", "Missing argument 'SRC...'. Pass the sources, then DST."),
-    ("--from nyp tokens out", "'nyp' is no format: expected one of batch, hdf5, "),
-    ("--to text tokens out", "'text' is no format: expected one of batch, hdf5, npy, stream"),
+    ("--from nyp tokens out", "'nyp' is not a format: expected one of batch, hdf5, "),
+    ("--to text tokens out", "'text' is not a format: expected one of batch, hdf5, npy, stream"),
     ("tokens out --no-such-option", "No such option '--no-such-option'."),
     ("tokens out --batch-size many", "'many' is not a valid integer"),
 ])  # fmt: skip

@@ -195,7 +195,7 @@ def test_several_files_are_one_sequence_of_records(shuffle, tmp_path):
     save(tmp_path / "parts" / "c.npy", numbered(20, 13).astype(">i8").reshape(-1))
     save(tmp_path / "parts" / "d.npy", np.asfortranarray(numbered(17, 33, "<u2")))
     one = succeed("npy-to-hdf5", tmp_path / "whole.npy", tmp_path / "one.h5", *SHAPE, *shuffle)
-    parts = sorted((tmp_path / "parts").iterdir())  # each is named: in a folder one of another dtype is no ids
+    parts = sorted((tmp_path / "parts").iterdir())  # each is named: in a folder one of another dtype is not ids
     many = succeed("npy-to-hdf5", *parts, tmp_path / "many.h5", *SHAPE, *shuffle)
     assert one["sha256"] == many["sha256"]
     narrow_and_wide = (tmp_path / "parts" / "d.npy", tmp_path / "whole.npy")

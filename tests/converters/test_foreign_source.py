@@ -462,7 +462,7 @@ def test_values_that_can_be_no_field_are_named(tmp_path):
     path = write_fields(tmp_path / "x.h5", np.arange(120))
     with h5py.File(path, "r+") as h5:
         h5["x/spans"] = np.zeros(RECORDS.shape, "i1")
-    with pytest.warns(UserWarning, match=r"x\.h5: left out, as they can be no fields: spans"):
+    with pytest.warns(UserWarning, match=r"x\.h5: left out, as they cannot be fields: spans"):
         convert(path, "hdf5", tmp_path / "out", **SHAPE, dataset="x/input_ids")
     assert {field.name for field in ShardIndex.load(tmp_path / "out").meta.fields} == VALUES.keys()
 

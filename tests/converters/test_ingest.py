@@ -119,7 +119,7 @@ def test_stored_rows_are_the_packed_documents(tmp_path, files, texts, packing, s
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.thin
 def test_workers_threads_and_force_do_not_change_a_byte(tmp_path, files, workers):
-    (tmp_path / "out.tokens").mkdir()  # which is no folder of ours
+    (tmp_path / "out.tokens").mkdir()  # which is not a folder of ours
     (tmp_path / "out.tokens/mine").write_text("x")
     with open_engine("local", workers) as engine:
         report = ingest(files, tmp_path / "out", engine=engine, threads=workers)

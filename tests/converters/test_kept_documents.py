@@ -412,6 +412,6 @@ def test_documents_of_others_are_not_replaced(tmp_path, text_store, name):
     (tmp_path / "out" / name).write_text("mine")
     done = run(convert, "hdf5-to-hdf5", text_store[0], tmp_path / "out", "--force")
     assert done.exit_code == 1
-    assert f"holds '{name}', which is no part of a store" in one_line(done.output)
+    assert f"holds '{name}', which is not part of a store" in one_line(done.output)
     (tmp_path / "out" / name).unlink()
     run_convert("hdf5-to-hdf5", text_store[0], tmp_path / "out", "--force")

@@ -54,7 +54,7 @@ def test_what_json_lacks_is_refused_by_its_key_and_type(value, kind, tmp_path):
 
 
 def test_a_key_that_is_no_text_is_refused(tmp_path):
-    is_refused(ConvertError, lambda: kept(tmp_path, {1: "a", "1": "b"}), match="metadata 1: .*the key 1 is no text")
+    is_refused(ConvertError, lambda: kept(tmp_path, {1: "a", "1": "b"}), match="metadata 1: .*the key 1 is not text")
 
 
 @pytest.mark.parametrize("metadata", ["text", 7, ["a"]])

@@ -246,7 +246,7 @@ READ = {
 
 
 def write_others(folder, name):
-    """Write the files that a command needs beside one that is no file."""
+    """Write the files that a command needs beside one that is not a file."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / "b.txt").write_text("text")
     for each in ("x.bin", "y.ds", "z.npy"):

@@ -105,7 +105,7 @@ def test_the_line_of_the_message_works_when_it_is_typed(tmp_path):
 def test_a_folder_of_fields_alone_has_no_ids(tmp_path):
     write_npy(tmp_path / "labels", IDS)
     write_npy(tmp_path / "attention_mask", IDS)
-    with pytest.raises(FormatError, match=r"attention_mask.npy: is named as a field, and its values are no ids"):
+    with pytest.raises(FormatError, match=r"attention_mask.npy: is named as a field, and its values are not ids"):
         Loader(tmp_path, **SHAPE)
 
 

@@ -1,4 +1,4 @@
-"""Ids of other integer dtypes: the same batches by every way of reading, and an error for a value that is no id."""
+"""Ids of other integer dtypes: the same batches by every way of reading, and an error for a value that is not an id."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def write(path, ids, dtype):
 
 
 def write_parts(folder):
-    """Write two files, of which the second one has a value that is no id where the fingerprint takes no sample."""
+    """Write two files, of which the second one has a value that is not an id where the fingerprint takes no sample."""
     folder.mkdir()
     ids = np.resize(IDS, 130_000)
     for number, part in enumerate(np.split(ids, [1001])):

@@ -94,7 +94,7 @@ def test_the_package_that_is_missing_is_named(tmp_path, monkeypatch):
 
 
 def test_a_json_beside_other_files_is_no_text_and_one_of_facts_is_none_anywhere(tmp_path):
-    """`dataset_info.json` beside Parquet, `meta.json` beside token files: descriptions, which are no documents."""
+    """`dataset_info.json` beside Parquet, `meta.json` beside token files: descriptions, which are not documents."""
     (tmp_path / "facts.json").write_bytes(DATA)
     (tmp_path / "dataset_info.json").write_text("{}")
     assert [file.path.name for file in open_documents([tmp_path])] == ["facts.json"]

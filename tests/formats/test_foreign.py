@@ -323,7 +323,7 @@ def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeyp
     assert message.endswith("convert reads them, as the format 'ragged'")
     with h5py.File(path, "r+") as h5:
         h5["docs/labels"] = np.arange(5, dtype="<i4")
-    column = found_at(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are no fields
+    column = found_at(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are not fields
     assert [field.name for field in column.meta.fields] == ["labels"]
     monkeypatch.setattr(foreign, "MAX_OBJECTS", 9)
     with h5py.File(path, "w") as h5:
@@ -360,7 +360,7 @@ def test_axes_are_taken_by_every_command_that_takes_a_dataset(tmp_path):
     ):  # fmt: skip
         assert "found 3 entries, which may be ids" in one_error(run_zb(*command), 1)
         assert run_zb(*command, "--axes", AXES).exit_code == 0
-    assert "found 3 entries, which may be ids" in one_error(run_zb("verify", path), 1)  # it is no damage
+    assert "found 3 entries, which may be ids" in one_error(run_zb("verify", path), 1)  # it is not damage
     assert report_of_zb("verify", path, "--axes", AXES, code=6)["files"][0]["missing"] == f"data: {missing(path)}"
     is_stream = written(tmp_path / "stream.h5", np.arange(100))
     for command in ("info", "show", "verify", "doctor"):
@@ -671,7 +671,7 @@ def test_channels_of_the_command_line(zoo):
     assert rows[0]["parts"][0]["tokens"] == items[0, 0].tolist()
     assert report_of_zb("verify", path, *AS_CHANNELS, code=6)
     for words, message in (
-        (("--channel", 0, "--field-channel", "labels"), "'labels' is no channel of a field: expected NAME=N"),
+        (("--channel", 0, "--field-channel", "labels"), "'labels' is not a channel of a field: expected NAME=N"),
         (("--field-channel", "labels=1"), "--field-channel needs --channel"),
         (("--channel", 0, "--axes", AXES), "pass either --axes or --channel"),
     ):

@@ -159,7 +159,7 @@ def test_a_file_cut_while_it_is_read_ahead_is_an_error_at_its_batch(tmp_path):
     assert 1 <= loader.state_dict()["position"] // 4 <= 30
 
 
-@pytest.mark.skipif(not in_memory(Path("/dev/shm")), reason="/dev/shm is no file system in memory")
+@pytest.mark.skipif(not in_memory(Path("/dev/shm")), reason="/dev/shm is not a file system in memory")
 def test_files_in_memory_need_no_announcement(monkeypatch):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         write_batches(Path(folder) / "t.batch", TOKENS)

@@ -205,7 +205,7 @@ def test_labels_of_any_dtype_are_read(place, labels, dtype, tmp_path):
         np.testing.assert_array_equal(found[:, 1:], NEXT.reshape(-1, S)[:, :-1])
 
 
-#: Values beside ids that are no targets, although their names say so.
+#: Values beside ids that are not targets, although their names say so.
 UNFIT = {
     "fractions": {"labels": TOKENS + 0.5},
     "no number": {"labels": np.where(OWN < 0, np.nan, OWN)},

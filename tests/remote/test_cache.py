@@ -489,7 +489,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_at_the_beginning(origin, m
     with pytest.raises(ArgumentError, match="expected a cache folder that can be written"):
         Loader(origin, cache=disk / "other", **ONE_RANK)
     with pytest.warns(UserWarning, match="cannot be used .Read-only file system"):
-        copy = pickle.loads(data)  # of a worker: later than at the beginning it is no error
+        copy = pickle.loads(data)  # of a worker: later than at the beginning it is not an error
     with copy:
         check_all(copy)
         assert column_of(copy.corpus).full

@@ -49,7 +49,7 @@ def write_parquet(tmp_path):
     return write
 
 
-BLANK = None  # a line that is no document, and is not counted
+BLANK = None  # a line that is not a document, and is not counted
 LINES = [
     (b'{"text": "one"}', "one"),
     (b'{"text": "zwei \\u00fc"}', "zwei ü"),

@@ -93,7 +93,7 @@ def test_streams_and_document_loaders_read_the_split(corpus):
     folder, names = corpus
     options = reading(names)
     if "seq_len" not in shape_of(folder):
-        pytest.skip("records are no stream")
+        pytest.skip("records are not a stream")
     with open_corpus(folder, split="val", **options) as stream:
         assert stream.tokens[0:40].tolist() == ids_of(2).tolist()
         assert stream.refresh() == 40

@@ -498,7 +498,7 @@ def test_the_command_writes_once_and_replaces_by_force(tmp_path):
     assert made.read_bytes() != before
     for other in (data / "corpus_text_document.bin", data / "corpus_text_document.idx"):
         content = other.read_bytes()
-        assert "is no file of digests" in one_error(run_zb("index", "digests", data, "-o", other, "--force"))
+        assert "is not a file of digests" in one_error(run_zb("index", "digests", data, "-o", other, "--force"))
         assert other.read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "x.json"]
 

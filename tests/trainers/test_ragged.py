@@ -129,7 +129,7 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     path = tmp_path / "in" / "a.h5"
     with_ends(path)
-    (tmp_path / "in" / "folder.h5").mkdir()  # a folder is no file, whatever its name is
+    (tmp_path / "in" / "folder.h5").mkdir()  # a folder is not a file, whatever its name is
     is_refused(ConvertError, lambda: open_ragged([tmp_path / "in", path]), match=r"a\.h5: is named 2 times")
     assert open_ragged([tmp_path / "in"]).paths == [path]
 
@@ -308,7 +308,7 @@ def test_lists_beside_records_of_ids_are_no_ids(name, tmp_path):
     one_error(run_zb("convert", path, tmp_path / "out", "--to", "stream"), 1)
     how = {"tokens_only": True} if name == "labels" else {}
     with (
-        pytest.warns(match="left out, as they can be no fields: seq_lengths")
+        pytest.warns(match="left out, as they cannot be fields: seq_lengths")
         if name == "seq_lengths"
         else nullcontext()
     ):

@@ -342,7 +342,7 @@ def _describe_documents(opened: Corpus) -> tuple[dict[str, Any] | None, ZbError 
 
 
 def _described_splits(opened: Corpus) -> dict[str, Any]:
-    """Return the splits of files in no store, whose names tell several; {} of others."""
+    """Return the splits of files in no store, whose names tell several; else {}."""
     if not isinstance(opened, StoreCorpus):
         return {}
     sizes = list(
@@ -469,7 +469,7 @@ def _short(text: str) -> str:
 
 
 def problem_of(d: dict[str, Any]) -> str | None:
-    """Return the damage that a description has met; None: none was met, which is no proof."""
+    """Return the damage that a description has met; None: none was met, which is not a proof."""
     found: str | None = (d["document_tables"] or {}).get("problem") or d["size_problem"]
     return found
 

@@ -1,4 +1,4 @@
-"""Elements of a page of HTML: everything that is no markup yet is escaped."""
+"""Elements of a page of HTML: everything that is not markup yet is escaped."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _opened(
     read_as: ReadAs = AS_STORED,
     split: str | None = None,
 ) -> Batches:
-    """Open a store as the loader of a state has opened it: a stream as windows, records of others as batches.
+    """Open a store as the loader of a state has opened it: a stream as windows, foreign records as batches.
 
     Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
     nothing else that it names is of use then; or of another split than the chosen one.

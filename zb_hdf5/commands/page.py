@@ -330,7 +330,7 @@ def _never_used(counts: Counts, tokenizer: Tokenizer | None) -> list[Markup]:
 
 
 def _token(tokenizer: Tokenizer | None, token: int) -> Markup:
-    """Return one token so that it differs from others: spaces at its ends are seen."""
+    """Return one token in a form that differs from the other tokens: spaces at its ends are seen."""
     text = str(token) if tokenizer is None else printable(readable(tokenizer, np.array([token])))
     if text.strip() != text or not text:
         text = text.replace(" ", "␣")

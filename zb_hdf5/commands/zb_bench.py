@@ -55,7 +55,7 @@ def zb_bench(
     if found.layout == STREAM_LAYOUT:
         batch_size = batch_size or 32
         seq_len = seq_len or 512
-    machine = timing.machine()  # now: its load is that of others
+    machine = timing.machine()  # now: its load is of other programs
     load = os.getloadavg()[0]
     options: dict[str, Any] = {"batch_size": batch_size, "seq_len": seq_len, "read_as": read_as, "split": split}
     with open_reader(path, access="auto", **options) as reader:

@@ -33,7 +33,7 @@ def zb_tokenizer() -> None:
     "--max-dropped",
     type=SHARE,
     default=DEFAULT_MAX_DROPPED,
-    help="Share of the lines, rows or files that may be no documents.",
+    help="Share of the lines, rows or files that may be dropped.",
 )
 @_corpus_option("--max-line", type=SIZE, help="Size of the longest line, or text file. [default: 256MiB]")
 @_corpus_option("--split", help="Split to train on: train, val, test, or all. [default: that for training]")

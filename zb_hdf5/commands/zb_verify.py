@@ -14,7 +14,7 @@ from zb_hdf5.option_groups import GroupedCommand, option_group
 if TYPE_CHECKING:
     from zb_hdf5.read_as import ReadAs
 
-#: Remedies of errors that are no verdict: the path is neither a store nor a part of one, or its dataset is not told.
+#: Remedies of errors that are not a verdict: the path is neither a store nor a part of one, or its dataset is not told.
 _WRONG_PATH: Final = (Remedy.CONVERT, Remedy.CHANNELS, Remedy.DATASET, Remedy.SOURCE_DTYPE)
 
 _work_option = option_group("Work")

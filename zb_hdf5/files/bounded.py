@@ -27,7 +27,7 @@ def bound_bytes() -> int:
     Raises
     ------
     ArgumentError
-        If the environment has a text that is no size.
+        If the environment has a text that is not a size.
     """
     text = os.environ.get(BOUND_VARIABLE)
     if not text:

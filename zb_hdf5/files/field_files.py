@@ -40,7 +40,7 @@ _PARTS: Final = ("label", "mask", "weight", "position", "type", "segment", "doc"
 
 
 def is_named_as_field(name: str) -> bool:
-    """Return whether a name has the words of a field, each parted from others by anything that is no letter."""
+    """Return whether a name has the words of a field, each parted from the next by anything but letters."""
     text = name.lower()
     return any(part in text for part in _PARTS) and _FIELD.search(text) is not None
 
@@ -81,7 +81,7 @@ def require_no_fields(files: Sequence[Path], ids: Sequence[Path], paired: Iterab
         if file not in known:
             such = f", such as {ids[0]}" if ids else ""
             raise FormatError(
-                f"{file}: is named as a field, and its values are no ids: name the files of ids{such}, or move it to "
+                f"{file}: is named as a field, and its values are not ids: name the files of ids{such}, or move it to "
                 "another folder"
             )
 

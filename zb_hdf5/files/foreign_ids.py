@@ -100,7 +100,7 @@ class ForeignIds(Wrapper):
         return self._is_limited and int(np.maximum.reduce(ids.view(self._unsigned), None, initial=0)) > self._limit
 
     def _require_ids(self, ids: TokenArray, start: int) -> None:
-        """Raise `ConvertError` for the first of consecutive values that is no id."""
+        """Raise `ConvertError` for the first of consecutive values that is not an id."""
         if self._is_outside(ids):
             bad = int((ids.view(self._unsigned) > self._limit).argmax())
             raise ConvertError(

@@ -301,7 +301,7 @@ class _Walk:
             self._take(before + entry.name, entry.path, is_store)
 
     def _take(self, name: str, path: str, is_store: bool) -> None:
-        """Take over an entry that is no regular file: a folder, or a link."""
+        """Take over an entry that is not a regular file: a folder, or a link."""
         is_link = os.path.islink(path)
         status = _status(path)
         if stat.S_ISREG(status.st_mode):

@@ -379,7 +379,7 @@ def _no_writer_of(folder: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `ConvertError` if a path to be written is a link: it may lead to the data of others."""
+    """Raise `ConvertError` if a path to be written is a link: it may lead to other people's data."""
     if path.is_symlink():
         raise ConvertError(
             f"{path}: expected a file or folder to write, found a link to {path.readlink()}; name that, or remove the "
@@ -508,7 +508,7 @@ def is_part_of_store(name: str) -> bool:
 
 
 def refuse_foreign_files(folder: Path, names: str = "") -> None:
-    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete files of others.
+    """Raise `ConvertError` if `folder` holds anything but a store: replacing it would delete other people's files.
 
     `names` is a regular expression of more names that belong to it, and to folders in it.
     """
@@ -519,7 +519,7 @@ def refuse_foreign_files(folder: Path, names: str = "") -> None:
             refuse_foreign_files(folder / name, names)
         elif not is_part_of_store(owner_of(name)) and not re.fullmatch(names, owner_of(name)):
             raise ConvertError(
-                f"{folder}: holds {name!r}, which is no part of a store; move it away, or choose another output"
+                f"{folder}: holds {name!r}, which is not part of a store; move it away, or choose another output"
             )
 
 

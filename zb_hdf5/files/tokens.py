@@ -54,7 +54,7 @@ class StoredIds(NamedTuple):
     limit: int | None = None
 
     def has_others(self, ids: TokenArray) -> bool:
-        """Return whether some of the view are no ids."""
+        """Return whether some of the view are not ids."""
         return self.limit is not None and ids.size > 0 and bool(ids.max() > self.limit)
 
 

@@ -23,7 +23,7 @@ _URL: Final = re.compile(
 def without_secrets(text: str) -> str:
     """Return a text with all secrets of the URLs in it hidden. A text without any is the same one.
 
-    In `abfss://container@account...` the name before the "@" is no secret.
+    In `abfss://container@account...` the name before the "@" is not a secret.
     """
     return _URL.sub(_hide, text) if ":/" in text else text
 

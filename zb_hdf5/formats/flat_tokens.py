@@ -18,7 +18,7 @@ from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 if TYPE_CHECKING:  # h5py, which no other format needs
     from zb_hdf5.formats.h5_column import Column
 
-#: Ids of a row that is no record, unless the user says so: one of a column, or an id and its mask.
+#: Ids of a row that is not a record, unless the user says so: one of a column, or an id and its mask.
 SHORT_ROWS: Final = range(1, 3)
 
 

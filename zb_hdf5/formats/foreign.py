@@ -125,7 +125,7 @@ def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h
 
 
 def lengths_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> set[str]:
-    """Return the name of the lengths of the documents of records, in the group of these: they are no field."""
+    """Return the name of the lengths of the documents of records, in the group of these: they are not a field."""
     stored = h5[name].parent.get(LENGTHS_COLUMN) if tokens.ndim > 1 else None
     return {LENGTHS_COLUMN} if isinstance(stored, h5py.Dataset) else set()
 

@@ -49,7 +49,7 @@ class ForeignFiles(FlatFormat):
         path = look.path
         if not self.row.has_magic(look):
             return False
-        with suppress(ZbError):  # of a file of ours, and of others: `facts` raises it again
+        with suppress(ZbError):  # a file of ours, or another error: `facts` raises it again
             self._known[path] = find_foreign_column(path, self.read_as)
             return True
         try:

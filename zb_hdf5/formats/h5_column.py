@@ -57,7 +57,7 @@ class Column(NamedTuple):
     fields
         The columns of the fields of a dataset of another program, by their names. Nobody changes it.
     left_out
-        The datasets beside it with a value for each token that are no fields.
+        The datasets beside it with a value for each token that are not fields.
     """
 
     path: Path

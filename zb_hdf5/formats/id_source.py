@@ -160,7 +160,7 @@ class ColumnSelection:
 
 
 def _require_no_targets(path: Path, name: str, kind: str) -> None:
-    """Raise `ConvertError` if a column that is no field has the name of targets: training would do without them."""
+    """Raise `ConvertError` if a column that is not a field has the name of targets: training would do without them."""
     if name in (LABELS, LOSS_MASK):
         raise ConvertError(
             f"{path}: column {name!r}: expected lists of one number for each id, found {kind}; to convert the ids "

@@ -78,7 +78,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
-    """Return the name of the tokens in a file of others, as it is chosen, or as the file tells it; or None."""
+    """Return the name of the tokens in a file of another program, as it is chosen, or as the file tells it; or None."""
     if read_as.dataset is not None:
         return read_as.dataset
     if _is_corpus(h5, path):

@@ -35,7 +35,7 @@ def documents_column(integers: set[str]) -> str:
 def documents_field(fields: Iterable[Field], num_batches: int, read: Callable[[str, int], npt.NDArray[Any]]) -> str:
     """Return the field that tells the documents of records apart; "": none does.
 
-    A mask of 0 and 1 alone tells none: most records of fine-tuning have one, and are no packed rows.
+    A mask of 0 and 1 alone tells none: most records of fine-tuning have one, and are not packed rows.
 
     Parameters
     ----------

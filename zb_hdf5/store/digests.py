@@ -279,7 +279,7 @@ def needs_no_digests(path: Path, digests: object) -> BackendError:
 
 
 def not_in_place(look: Look) -> FormatError | None:
-    """Return the error of a path that is no store and is not read in place; None: of another path."""
+    """Return the error of a path that is not a store and is not read in place; None: of another path."""
     if find_index(look.path) or stores_by_format(look.path):
         return None
     return way_in(look) or not_recognised(look)
@@ -380,13 +380,13 @@ def write_digests(
 
 
 def _refuse_other_file(path: Path) -> None:
-    """Raise `ConvertError` if a file that would be replaced is no file of digests."""
+    """Raise `ConvertError` if a file that would be replaced is not a file of digests."""
     if not path.is_file():
         return
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
     if f'"format": "{DIGESTS_FORMAT}"'.encode() not in head:
-        raise ConvertError(f"{path}: is no file of digests; remove it yourself, or choose another output")
+        raise ConvertError(f"{path}: is not a file of digests; remove it yourself, or choose another output")
 
 
 def _digest_of(flat: FlatFormat, progress: Count, found: FlatTokens) -> FlatDigest:

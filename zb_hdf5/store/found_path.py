@@ -144,7 +144,7 @@ def _noting_documents(look: Look, read_as: ReadAs) -> Iterator[None]:
     except FormatError as error:
         is_of_file = error.remedy is Remedy.DATASET and not look.is_dir and not read_as.names_dataset
         if is_of_file and (name := source_name_of(look)):
-            error.add_note(f"its documents as a whole are no dataset: convert reads them, as the format {name!r}")
+            error.add_note(f"its documents as a whole are not a dataset: convert reads them, as the format {name!r}")
         raise
 
 

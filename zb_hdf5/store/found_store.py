@@ -44,7 +44,7 @@ def store_at(path: Path, backend: str = "auto") -> FoundStore | None:
     Parameters
     ----------
     path
-        A file, a folder or a URL; None is returned for one that is no store.
+        A file, a folder or a URL; None is returned for one that is not a store.
     backend
         The format that is asked for, or "auto".
 

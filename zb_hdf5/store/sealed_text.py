@@ -39,7 +39,7 @@ def _section_text(name: str, arrays: dict[str, Any]) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read the text of a file or object; `FormatError` if it is no text."""
+    """Read the text of a file or object; `FormatError` if it is not text."""
     try:
         return read_whole(path).decode("utf-8")
     except UnicodeDecodeError as error:

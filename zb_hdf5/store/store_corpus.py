@@ -154,7 +154,7 @@ class StoreCorpus(Corpus):
 
     @property
     def is_cut(self) -> bool:
-        """Whether batches are cut out of the tokens of the files, and are no units of these."""
+        """Whether batches are cut out of the tokens of the files, and are not units of these."""
         return self.index.meta.layout != BATCHES_LAYOUT
 
     @property

@@ -197,7 +197,7 @@ def _table_path(entry: ShardEntry) -> str:
 def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = False) -> Iterator[None]:
     """Keep an error as the problem of a file.
 
-    A lone file of others is one without digests, or no file of ours; its dataset may be named, and be another one.
+    A lone file of another program has no digests of ours; its dataset may be named, and be the wrong one.
     """
     try:
         yield

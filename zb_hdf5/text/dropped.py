@@ -16,7 +16,7 @@ from zb_hdf5.files.line_file import rewriting_line
 
 #: How many dropped documents are remembered with file and line.
 FIRST_DROPPED: Final = 5
-#: The share of the lines, rows or files of text that may be no documents, unless another one is given.
+#: The share of the lines, rows or files of text that may be dropped, unless another one is given.
 DEFAULT_MAX_DROPPED: Final = 0.5
 
 

@@ -96,7 +96,7 @@ class JsonLinesFile(DocumentFile):
         return self.__dict__ | {"_groups": self._groups}
 
     def _document(self, line: bytes | bytearray) -> FoundText:
-        if not line or line.isspace():  # a mark alone is no line
+        if not line or line.isspace():  # a mark alone is not a line
             return None
         try:
             text_of_line = line.decode("utf-8")

@@ -85,7 +85,7 @@ def train_tokenizer(
     vocab_size
         The tokens, with the boundary token, which has the last id. There are fewer if there is not enough text.
     max_dropped
-        The share of the lines, rows or files that may be no documents.
+        The share of the lines, rows or files that may be dropped.
     split
         The split of the paths to train on, as the names of their files tell; None for all. Open files are all read.
     max_line

@@ -32,7 +32,7 @@ TOKEN_MAGICS: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
 }
 #: Ids of a file at most: their number is an int32.
 MAX_TOKENS: Final = 2**31 - 1
-#: The ending of files of raw ids that are no arrays of numpy.
+#: The ending of files of raw ids that are not arrays of numpy.
 RAW_NPY_SUFFIX: Final = ".npy"
 #: The magic number of evaluation files, which hold questions and no stream of tokens.
 EVALUATION_MAGIC: Final = 20240522

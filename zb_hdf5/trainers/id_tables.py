@@ -299,7 +299,7 @@ def _from(reader: Any, first: int) -> Iterator[Any]:
 
 
 class JsonLinesIds(IdFile):
-    """A file of JSON lines, compressed (then one group) or not. A blank line is no row.
+    """A file of JSON lines, compressed (then one group) or not. A blank line is not a row.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ class JsonLinesIds(IdFile):
         read = 0
         for line in self._file.lines(number):
             read += len(line)
-            if not line or line.isspace():  # a mark alone is no line
+            if not line or line.isspace():  # a mark alone is not a line
                 yield from block.take(read)
                 block.skip()
                 continue

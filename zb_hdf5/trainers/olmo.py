@@ -34,7 +34,7 @@ OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
 #: The words of ids in the name of a file, and those of a loss mask in their place.
 ID_WORDS: Final = re.compile("token_ids|input_ids")
 MASK_WORDS: Final = ("labels_mask", "label_mask", "loss_mask")
-#: Characters of a line of documents at most: a longer one is no line.
+#: Characters of a line of documents at most: a longer one is not a line.
 MAX_LINE: Final = 1 << 20
 #: The level of compression of the documents.
 GZIP_LEVEL: Final = 6
@@ -146,7 +146,7 @@ def _rows(documents: Path) -> Iterator[tuple[int, int]]:
             for row in csv.reader(iter(lambda: lines.readline(MAX_LINE), "")):
                 number += 1
                 yield int(row[0]), int(row[1])
-    except FormatError:  # it is no file
+    except FormatError:  # it is not a file
         raise
     except EOFError as error:
         raise IncompleteError(f"{documents}: expected a whole gzip file, found one that was cut short") from error

@@ -68,7 +68,7 @@ _MAX_OFFSETS_SEEN: Final = 4096
 #: Bytes of a group, about, and documents whose offsets are read together.
 _GROUP_BYTES: Final = 64 << 20
 _BLOCK_DOCUMENTS: Final = 1 << 14
-#: Lengths that are added up together, and the largest one that is believed: their sum is no overflow.
+#: Lengths that are added up together, and the largest one that is believed: their sum is not an overflow.
 _BLOCK_LENGTHS: Final = 1 << 17
 _MAX_LENGTH: Final = 1 << 45
 #: Lists that are read together.
@@ -361,7 +361,7 @@ class OffsetFile(_DocumentFile):
     Raises
     ------
     FormatError
-        If the first offset or the last one does not fit the values, and these are no lengths that add up to them.
+        If the first offset or the last one does not fit the values, and these are not lengths that add up to them.
     """
 
     def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
@@ -683,7 +683,7 @@ def open_ragged(
 
 
 class RaggedFiles(RowsFormat):
-    """HDF5 files of documents, and folders of such files that are no store."""
+    """HDF5 files of documents, and folders of such files that are not a store."""
 
     def fits(self, look: Look) -> bool:
         path = look.path

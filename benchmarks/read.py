@@ -163,7 +163,7 @@ def row(folder: str, name: str) -> m.Figures:
 def codec_row(folder: str, codec: str) -> m.Figures:
     path = Path(folder) / codec
     size = sum(file.stat().st_size for file in m.files_in(path) if file.suffix == ".h5")
-    return m.passes(partial(by_reader, path)) | {"bytes a token": size / open_reader(path).token_count}
+    return m.passes(partial(by_reader, path)) | {"bytes a token": size / open_reader(path).corpus.num_tokens}
 
 
 def window_row(folder: str, by: str) -> m.Figures:
@@ -173,7 +173,7 @@ def window_row(folder: str, by: str) -> m.Figures:
     store = MmapTokenStore(path)
     ways = {
         "h5py": lambda at: tokens[at : at + WINDOW],
-        "extents": lambda at: np.array(store.tokens[at : at + WINDOW]),
+        "extents": lambda at: np.array(store.get_slice(at, at + WINDOW)),
     }
     m.us_of(map(ways[by], starts))
     return {"a window, µs": m.us_of(map(ways[by], starts))}

@@ -153,8 +153,9 @@ def origins(
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the state of a loader that a file has as JSON."""
+    text = read_whole(path)
     try:
-        state = json.loads(read_whole(path))
+        state = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path}: not JSON: {error}") from error
     if not isinstance(state, dict):

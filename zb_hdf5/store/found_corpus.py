@@ -129,12 +129,13 @@ def _store_of(found: FoundStore) -> Corpus:
         raise IncompleteError(f"{found.path}: is still written: a store that grows is read on its own machine only")
     compare_digests(found)
     index = found.index.of_split(found.split)
-    require_files(found.folder, index)
+    folder = found.folder
+    require_files(folder, index)
     if index.complete:
-        return StoreCorpus(found.folder, index, access=found.access, verify=found.verify)
+        return StoreCorpus(folder, index, access=found.access, verify=found.verify)
     from zb_hdf5.store.live import LiveCorpus  # h5py, which a finished store does not need
 
-    return LiveCorpus(found.folder, index, found.access, found.verify)
+    return LiveCorpus(folder, index, found.access, found.verify)
 
 
 def _index_of_store(found: FoundStore) -> ShardIndex:

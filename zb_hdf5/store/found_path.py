@@ -79,7 +79,7 @@ def found_at(
     NotFoundError
         If there is no such file or folder.
     """
-    path = named_by_prefix(any_path(path))
+    path = named_by_prefix(any_path(path)) if look is None else look.path
     require_options(access, verify)
     _require_backend_name(backend)
     require_read_as(read_as)

@@ -364,11 +364,11 @@ def test_a_loader_that_another_thread_closes_ends_or_names_the_reason(name, way,
     assert open_files() == before
 
 
-class SlowReading:
-    """A reading that another thread begins to close between a step and the look at it, and closes after that."""
+class LateReading:
+    """A reading whose end waits until the reading thread has looked at it."""
 
     def __init__(self, loader):
-        self.stepped, self.looked, self.closing = threading.Event(), threading.Event(), threading.Event()
+        self.looked, self.closing = threading.Event(), threading.Event()
         self.steps = self._steps(loader)
 
     def _steps(self, loader):
@@ -380,6 +380,14 @@ class SlowReading:
 
     def __iter__(self):
         return self
+
+
+class SlowReading(LateReading):
+    """A reading that another thread begins to close between a step and the look at it, and closes after that."""
+
+    def __init__(self, loader):
+        super().__init__(loader)
+        self.stepped = threading.Event()
 
     def __next__(self):
         step = next(self.steps)
@@ -418,24 +426,13 @@ def test_a_loader_may_be_closed_between_a_step_and_the_look_at_it(way, data, mon
     assert [type(error) for error in errors] == [StopIteration if way == "loop" else zb_hdf5.ClosedError]
 
 
-class EndedReading:
+class EndedReading(LateReading):
     """A reading whose second step is asked for while another thread ends it."""
 
     def __init__(self, loader, choose_epoch):
-        self.looked, self.closing = threading.Event(), threading.Event()
-        self.steps = self._steps(loader)
+        super().__init__(loader)
         self.other = threading.Thread(target=choose_epoch)
         self.calls = 0
-
-    def _steps(self, loader):
-        try:
-            yield from loader._read_from(loader._position)
-        finally:
-            self.closing.set()
-            assert self.looked.wait(60)
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         self.calls += 1

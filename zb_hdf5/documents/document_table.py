@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -362,6 +362,15 @@ def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) 
                 writer.append_documents(np.diff(edges[start : stop + 1]), rows)
 
 
+def _by_table(
+    firsts: npt.NDArray[np.uint64] | npt.NDArray[np.int64], asked: npt.NDArray[Any]
+) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Yield each table that has some of the tokens or documents, by the first one of each, and which it has."""
+    indices = firsts.searchsorted(asked, side="right") - 1
+    for index in np.unique(indices).tolist():
+        yield index, indices == index
+
+
 class DocumentTable:
     """The documents of a store, a split of it, a stream or a lone file, by their numbers and by the offsets of tokens.
 
@@ -480,11 +489,9 @@ class DocumentTable:
             raise BatchIndexError(
                 f"{self._folder}: no token {int(asked.max()):,}: its documents have {self.token_count:,}"
             )
-        indices = self._first_tokens.searchsorted(asked, side="right") - 1
         found = np.empty(len(asked), np.int64)
-        for index in np.unique(indices).tolist():
+        for index, here in _by_table(self._first_tokens, asked):
             part = self.parts[index]
-            here = indices == index
             local = self.file(index).number_of(asked[here] - np.uint64(part.first_token))
             found[here] = np.where(local < 0, local, local + part.first_document)
         numbers[real] = found
@@ -524,13 +531,9 @@ class DocumentTable:
         asked = wanted[real]
         outside = asked[(asked < 0) | (asked >= len(self))]
         if len(outside):
-            raise BatchIndexError(
-                f"{self._folder}: no document {int(outside[0]):,}: it has {len(self):,}, counted from 0"
-            )
-        indices = self._first_documents.searchsorted(asked, side="right") - 1
+            raise self._no_document(int(outside[0]))
         places = np.empty(len(asked), np.int64)
-        for index in np.unique(indices).tolist():
-            here = indices == index
+        for index, here in _by_table(self._first_documents, asked):
             known = self._numbered_sources[1][index]
             local = self.file(index).sources_at(asked[here] - self.parts[index].first_document)
             places[here] = known[np.minimum(local, len(known) - 1)]
@@ -546,11 +549,14 @@ class DocumentTable:
             If no document has this number.
         """
         if not 0 <= number < len(self):
-            raise BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}, counted from 0")
+            raise self._no_document(number)
         index = int(self._first_documents.searchsorted(number, side="right")) - 1
         part = self.parts[index]
         found = self.file(index).document(number - part.first_document)
         return found._replace(number=number, offset=found.offset + part.first_token)
+
+    def _no_document(self, number: int) -> BatchIndexError:
+        return BatchIndexError(f"{self._folder}: no document {number:,}: it has {len(self):,}, counted from 0")
 
     def spans(self, start: int, stop: int, codec: DecodeValue | None = None) -> Spans:
         """Return the spans that have a token in `start` to `stop` of the document stream: whole, and in order.

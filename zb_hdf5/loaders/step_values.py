@@ -165,6 +165,7 @@ class StepValues:
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=capacity)}
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
+        self._needs_numbers = not self._documents.keys().isdisjoint(_OF_TABLE)
         self._num_context = reader.num_context if targets else 0
         self._ends_documents = bool(self._documents or spans)
         self.as_dict = bool(fields) or self._ends_documents
@@ -185,7 +186,7 @@ class StepValues:
             reader.field(name)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
-        needs_table = bool(self._masked or self._spans) or not self._documents.keys().isdisjoint(_OF_TABLE)
+        needs_table = self._needs_numbers or self._masked or self._spans
         if needs_table and reader.corpus.document_table is None:
             raise ArgumentError(f"{reader.path}: holds pieces, and no table of the documents; restore it")
         if SOURCES in self._documents and not self._table.sources:
@@ -236,7 +237,7 @@ class StepValues:
         for name, value_of in self._values:
             found = value_of(pieces)
             step[name] = found if type(found) is int else from_numpy()(found)
-        if not self._documents.keys().isdisjoint(_OF_TABLE):
+        if self._needs_numbers:
             numbers = self._table.number_of(pieces.offsets)
             if DOCUMENT_NUMBERS in self._documents:
                 step[DOCUMENT_NUMBERS] = as_tensor(numbers)

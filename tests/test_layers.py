@@ -26,6 +26,7 @@ FLOORS = (
     ("loaders",),
     ("option_groups", "pace"),
     ("console",),
+    ("field_sets",),
     ("converters",),
     ("commands",),
     ("compat",),

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError, require_choice
 
 #: The fields of a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
 Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
@@ -38,6 +38,12 @@ IGNORED_LABEL: Final = -100
 #: A field of this name is 0 for tokens that are not targets.
 LOSS_MASK: Final = "loss_mask"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+#: The things that may have a value each; a field that is stored with the tokens has one for each token.
+UNITS: Final = ("token", "record", "document")
+#: Numbers of 16 bits that neither numpy nor HDF5 has: stored as the integers of their bits.
+BFLOAT16: Final = "bfloat16"
+#: Between a field set and its field in the name of both: "teacher/logprobs".
+SET_MARK: Final = "/"
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.
 _KINDS: Final = "biufcS"
 
@@ -54,6 +60,14 @@ class Field:
         Type of one value: of a fixed size, also structured.
     shape
         Shape of the values of one token: () for one value, (8,) for a vector of 8.
+    unit
+        The thing that has these values: "token"; of a field set also "record" or "document".
+    fill
+        The value of padding, and of what is missing in a field set; None: 0, or -100 for labels.
+    allow_nan
+        False: a value that is NaN is refused when it is written.
+    kind
+        "bfloat16": the values are numbers of this type, whose bits the dtype, uint16, has. "": as the dtype has them.
 
     Raises
     ------
@@ -64,8 +78,16 @@ class Field:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
+    unit: str = UNITS[0]
+    fill: float | None = None
+    allow_nan: bool = True
+    kind: str = ""
 
     def __post_init__(self) -> None:
+        require_choice("unit", self.unit, UNITS)
+        require_choice("kind", self.kind, ("", BFLOAT16))
+        if self.kind == BFLOAT16 and self.dtype != np.uint16:
+            raise ArgumentError(f"field {self.name}: bfloat16 is stored as uint16, found {self.dtype}")
         if not is_field_name(self.name):
             raise ArgumentError(
                 f"expected a name of letters, digits and _ for a field, none of {', '.join(sorted(RESERVED_NAMES))}; "
@@ -84,15 +106,43 @@ class Field:
 
     @property
     def padding(self) -> npt.NDArray[Any]:
-        """The value of padding, shape (): 0; -100 for labels, which no loss counts."""
+        """The value of padding, shape (): `fill`; without one 0, or -100 for labels, which no loss counts."""
+        if self.fill is not None:
+            return self.filled(self.fill)
         is_labels = self.name == LABELS and self.dtype.kind in "if"
         return np.full((), IGNORED_LABEL, self.dtype) if is_labels else np.zeros((), self.dtype)
 
+    def filled(self, value: float) -> npt.NDArray[Any]:
+        """Return a value as it is stored, shape (): of bfloat16 its bits.
+
+        Raises
+        ------
+        ArgumentError
+            If the dtype does not hold it.
+        """
+        if self.kind == BFLOAT16:
+            bits = np.array(value, np.float32).view(np.uint32)
+            return np.asarray(bits >> 16, np.uint16)
+        try:
+            with np.errstate(all="ignore"):  # the error below names the value
+                found = np.asarray(value).astype(self.dtype)
+            is_float = self.dtype.kind in "fc"
+            holds = bool(np.isfinite(found) == np.isfinite(value) if is_float else found == value)
+        except (TypeError, ValueError, OverflowError):
+            holds = False
+        if not holds:
+            raise ArgumentError(f"field {self.name}: expected a fill value of {self.dtype}, found {value!r}")
+        return found
+
     def to_json(self) -> dict[str, Any]:
-        """Return the argument of `from_json`."""
+        """Return the argument of `from_json`: what differs from the defaults is named."""
         plain = self.dtype.names is None
         dtype = self.dtype.str if plain else [list(part) for part in np.lib.format.dtype_to_descr(self.dtype)]
-        return {"dtype": dtype, "shape": list(self.shape)}
+        found: dict[str, Any] = {"dtype": dtype, "shape": list(self.shape)}
+        for name, usual in _USUAL.items():
+            if getattr(self, name) != usual:
+                found[name] = getattr(self, name)
+        return found
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> Self:
@@ -101,9 +151,10 @@ class Field:
             dtype = value["dtype"]
             shape = tuple(map(int, value["shape"]))
             found = np.dtype(dtype if isinstance(dtype, str) else [tuple(part) for part in dtype])
+            others = {key: value[key] for key in _USUAL if key in value}
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(f"field {name!r}: expected dtype and shape, found {value!r}") from error
-        return cls(name, found, shape)
+        return cls(name, found, shape, **others)
 
     def as_stored(self, values: npt.ArrayLike, tokens_shape: tuple[int, ...], what: object) -> npt.NDArray[Any]:
         """Return values as a C-contiguous array of shape `(*tokens_shape, *shape)` and the stored dtype.
@@ -128,6 +179,8 @@ class Field:
         expected = (*tokens_shape, *self.shape)
         if found.shape != expected:
             raise ArgumentError(f"{what}: field {self.name}: expected shape {expected}, found {found.shape}")
+        if not self.allow_nan and found.dtype.kind in "fc" and np.isnan(found).any():
+            raise ConvertError(f"{what}: field {self.name}: expected numbers, found NaN")
         if found.dtype == self.dtype:
             return np.ascontiguousarray(found)
         if not np.can_cast(found.dtype, self.dtype, "same_kind") and not {found.dtype.kind, self.dtype.kind} <= _COUNTS:
@@ -143,6 +196,8 @@ class Field:
         return stored
 
 
+#: The facts that a field seldom has, and their values where it has none.
+_USUAL: Final = {"unit": UNITS[0], "fill": None, "allow_nan": True, "kind": ""}
 #: Kinds of whole numbers and truth values: casts between these are checked value by value.
 _COUNTS: Final = frozenset("iub")
 

@@ -303,6 +303,40 @@ TABLES_KIND_ATTRIBUTES: Final = {
 }
 
 
+# --- field sets, version 1 -----------------------------------------------------------------------------------------
+
+#: The folder of the field sets of a store; those of a lone file or a folder of other programs have this suffix.
+SETS_FOLDER: Final = "fields"
+SETS_SUFFIX: Final = ".fields"
+SET_FORMAT: Final = "zb-field-set"
+SET_VERSION: Final = 1
+SET_FACTS: Final = "set.json"  # what its values are, and of which tokens
+SET_GROWN: Final = "grown-"  # grown-00001.json: files of tokens that came later
+SET_INDEX: Final = "index.json"  # of a finished set: its parts, their digests, and the places of their values
+VALUES_FORMAT: Final = "zb-values"
+VALUES_VERSION: Final = 1
+VALUES_PREFIX: Final = "part-"
+VALUES_SUFFIX: Final = ".values"  # of a part: no pattern for tokens finds it
+CLAIM_SUFFIX: Final = ".claim"
+#: The group of the values in a part, one dataset for each field; that of their crc32 rows; and the marks of records.
+VALUES_GROUP: Final = "values"
+MARKS: Final = "marks"
+#: The attributes of the root group of a part.
+VALUES_ATTRIBUTES: Final = ("format", "format_version", "creator", "set", "split", "about", "first_record", "note")
+#: Values of a field set are about the token after the one at their place, or about that token itself.
+ABOUT: Final = ("next", "token")
+#: Key of `parts` in `index.json` -> JSON type of each element.
+SET_PARTS_KEYS: Final[dict[str, type[Any]]] = {
+    "path": str,
+    "bytes": int,
+    "first": int,
+    "records": int,
+    "sha256": str,
+}
+#: Key of one element of `fields` in `index.json` -> JSON type: the place of the values, that of the crc32 rows, and the
+#: crc32 of these rows.
+SET_FIELD_KEYS: Final[dict[str, type[Any]]] = {"offset": int, "crc32_offset": int, "crc32": int}
+
 # --- sidecars of a file ---------------------------------------------------------------------------------------
 
 
@@ -391,9 +425,17 @@ class StoreMeta:
             self._require_range(name, 0, 2**64 - 1, "2**64 - 1")
         if self.field is None and self.dtype not in CODE_BY_DTYPE:
             raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
-        if self.batch_bytes >= 2**32:
+        self._require_chunks()
+
+    def _require_chunks(self) -> None:
+        """Raise `ArgumentError` if a batch of the tokens, or of a field of theirs, is no chunk of HDF5."""
+        if self.field is not None:
+            return
+        widest = max((field.size * field.dtype.itemsize for field in self.fields), default=0)
+        num_bytes = max(self.batch_bytes, self.batch_tokens * widest)
+        if num_bytes >= 2**32:
             raise ArgumentError(
-                f"a batch of {self.batch_size:,} x {self.seq_len:,} tokens has {self.batch_bytes:,} bytes; "
+                f"a batch of {self.batch_size:,} x {self.seq_len:,} tokens has {num_bytes:,} bytes; "
                 "HDF5 chunks end below 4 GiB: use a smaller batch_size"
             )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import operator
+import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,11 @@ from zb_hdf5.errors import (
     UnverifiableError,
     counted,
 )
-from zb_hdf5.field import Field
+from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock, cached_per_process
+from zb_hdf5.files.paths import local_path
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
@@ -55,6 +57,16 @@ TOKENS_OF_A_PLACE: Final = 4096
 #: Files whose ends it covers too.
 FINGERPRINT_FILES: Final = 64
 _local = threading.local()
+
+
+class FieldSource(Protocol):
+    """A field set that fits the tokens of a corpus."""
+
+    def corpus_of(self, name: str) -> Corpus: ...
+
+
+#: Finds a field set of a corpus by its name, in a folder or where its sets lie; with the values of missing records.
+FindSet: TypeAlias = "Callable[[Corpus, str, Path | None, Mapping[str, float] | None], FieldSource]"
 
 
 class Corpus:
@@ -96,9 +108,16 @@ class Corpus:
         The split that a loader reads, of a corpus that has others too; None: all that it has.
     is_cached
         Whether its tokens are kept in a cache.
+    about
+        Of the values of a field set: "next" if the one at a token is about the token after it, "token" if
+        it is about that token; "" of others.
+    windows_of_set
+        The windows of a stream that the values of a field set were made of; None: it has none.
     """
 
     backend: str
+    about: str = ""
+    windows_of_set: Windows | None = None
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
     #: The cure of damage that digests find, for its message.
@@ -126,6 +145,8 @@ class Corpus:
         self._cache: Callable[[Corpus], Tokens] | None = None
         self._reopen: Callable[[str | None], Corpus] | None = None
         self.training_split: str | None = None
+        self._find_set: FindSet | None = None
+        self._sets: dict[str, FieldSource] = {}  # by the names of field sets
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
@@ -235,6 +256,11 @@ class Corpus:
     def _open_field(self, name: str) -> Corpus:
         if isinstance(self.tokens, ClosedTokens):
             raise ClosedError(f"{self.path}: this corpus was closed")
+        set_name, mark, field = name.partition(SET_MARK)
+        if mark:
+            found = self._field_set(set_name).corpus_of(field)
+            self._fields[name] = found
+            return found
         if self.tokens_only:
             raise ArgumentError(f"{self.path}: expected a field, found {name!r}: {self.tokens_only}")
         try:
@@ -246,6 +272,64 @@ class Corpus:
             found = found.cached(self._cache)
         self._fields[name] = found
         return found
+
+    def with_fields(
+        self,
+        name: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        allow_missing: Mapping[str, float] | None = None,
+    ) -> Corpus:
+        """Return this corpus with the fields of a field set, which was made later: "teacher/logprobs" is one of them.
+
+        It shares the files of this one: close one of the two, at the end. A field set that lies with the tokens needs
+        no such call: `corpus.field("teacher/logprobs")` finds it.
+
+        Parameters
+        ----------
+        name
+            The name of the set.
+        path
+            The folder of the set; None: where the sets of this corpus lie.
+        allow_missing
+            The value of each field in records that are missing, by its name: then the set need not be finished.
+            Records that are written later change nothing in the corpus that was returned. None: none may be missing.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such set.
+        ChecksumError
+            If its values belong to other tokens.
+        IncompleteError
+            If values are missing.
+        """
+        found = copy.copy(self)
+        found._changing = OwnLock()
+        found._fields = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
+        found._sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
+        return found
+
+    def _field_set(self, name: str) -> FieldSource:
+        """Return a field set by its name."""
+        if name not in self._sets:
+            self._sets[name] = self._found_set(name, None, None)
+        return self._sets[name]
+
+    def _found_set(
+        self, name: str, path: str | os.PathLike[str] | None, allow_missing: Mapping[str, float] | None
+    ) -> FieldSource:
+        if self._find_set is None:
+            raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its field set {name!r}")
+        return self._find_set(self, name, None if path is None else local_path(path), allow_missing)
+
+    def find_sets_by(self, find_set: FindSet) -> None:
+        """Tell how the field sets of these tokens are found."""
+        self._find_set = find_set
+
+    def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
+        """Yield the path, the tokens, and the sha256 of the tokens of each file, in order; None: it has none."""
+        yield self.path.name, self.num_tokens, self.sha256
 
     @property
     def tokens_only(self) -> str:

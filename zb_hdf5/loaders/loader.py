@@ -7,7 +7,7 @@ A position counts the records that all ranks together have consumed in the epoch
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
@@ -32,6 +32,7 @@ from zb_hdf5.loaders.order import (
     whole_number,
     whole_seed,
 )
+from zb_hdf5.loaders.step_values import WantedFields
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -162,7 +163,9 @@ class Loader(EpochLoader[BatchT]):
         follow from the stored pieces, and nothing from token ids.
         `("cu_seqlens", 4096)` among the names fills it up to this length, for `torch.compile` and CUDA graphs.
     fields
-        Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). See the notes.
+        Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). "teacher/logprobs" is a
+        field of the field set "teacher" (`open_field_set`): of a field of records the shape is (batch_size, ...), of
+        documents each segment has a value. `{"ref": "teacher/logprobs"}` gives it another name. See the notes.
     spans
         True: add `spans`, the list of the values of the spans in the batch, and `span_index` (int32, (batch_size,
         seq_len)): the place in it of the span of each token, -1 for none. Where
@@ -271,7 +274,7 @@ class Loader(EpochLoader[BatchT]):
         source: StoreOrPath,
         *,
         targets: bool = ...,
-        fields: Sequence[str],
+        fields: WantedFields,
         documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[LoaderOptions],
@@ -307,7 +310,7 @@ class Loader(EpochLoader[BatchT]):
         source: StoreOrPath,
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
+        fields: WantedFields = ...,
         documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[LoaderOptions],
@@ -324,7 +327,7 @@ class Loader(EpochLoader[BatchT]):
         targets: bool = False,
         labels: str | None = None,
         documents: bool | Collection[Any] = False,
-        fields: Sequence[str] = (),
+        fields: WantedFields = (),
         spans: WantedSpans = False,
         drop_last: bool = True,
         last: str | None = None,

@@ -19,6 +19,7 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
 from zb_hdf5.loaders.state import require_count, require_fields, require_kind, short_repr
+from zb_hdf5.loaders.step_values import WantedFields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 
@@ -120,7 +121,7 @@ class MixedLoader(TokenLoader[BatchT]):
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
-        fields: Sequence[str],
+        fields: WantedFields,
         documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[SourceOptions],
@@ -159,7 +160,7 @@ class MixedLoader(TokenLoader[BatchT]):
         weights: Mapping[str, float],
         *,
         targets: bool = ...,
-        fields: Sequence[str] = ...,
+        fields: WantedFields = ...,
         documents: WantedDocuments = ...,
         spans: WantedSpans = ...,
         **options: Unpack[SourceOptions],

@@ -6,10 +6,10 @@ All follow from the stored pieces of documents, and nothing from token ids.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,20 @@ from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
+from zb_hdf5.field import BFLOAT16, RESERVED_NAMES, UNITS
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
-from zb_hdf5.packages import from_numpy
+from zb_hdf5.packages import from_numpy, require_package
+from zb_hdf5.spec import ABOUT
 
 if TYPE_CHECKING:
     import torch
 
     from zb_hdf5.documents.document_table import DocumentTable
 
+#: Names of fields; or the name of each in a step, and that of the field.
+WantedFields: TypeAlias = "Sequence[str] | Mapping[str, str]"
 #: Name of a value -> what computes it from the pieces of the inputs.
 DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
     "cu_seqlens": views.cu_seqlens,
@@ -72,6 +76,30 @@ def _document_values(documents: bool | Collection[Any]) -> dict[str, int | None]
     return found
 
 
+def wanted_fields(fields: WantedFields) -> dict[str, str]:
+    """Return the fields that are asked for: the name of each in a step, and the name of the field.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no name, or one that a loader gives to values of its own.
+    """
+    if isinstance(fields, str):
+        raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+    if not isinstance(fields, Mapping):
+        return {name: name for name in fields}
+    for name in fields:
+        if name in RESERVED_NAMES:
+            raise ArgumentError(f"fields: a loader gives {name} to values of its own: choose another name")
+    return dict(fields)
+
+
+def _unit_of(reader: Batches, stored: str) -> str:
+    """Return the thing that has a value each of a field, which is opened; raises as `Batches.field`."""
+    field = reader.corpus.field(stored).meta.field
+    return UNITS[0] if field is None else field.unit
+
+
 def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
     """Raise `ArgumentError` unless documents can be masked.
 
@@ -103,8 +131,18 @@ def value_count(values: Batches) -> int:
     return prod(value_shape(values))
 
 
-def as_tensor(values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor; the array itself if torch has no such dtype (structured values, bytes)."""
+def as_tensor(values: npt.NDArray[Any], kind: str = "") -> torch.Tensor | npt.NDArray[Any]:
+    """Return a tensor; the array itself if torch has no such dtype (structured values, bytes).
+
+    Parameters
+    ----------
+    values
+        The values as they are stored.
+    kind
+        As `Field` has it.
+    """
+    if kind == BFLOAT16:
+        return from_numpy()(values.view(np.int16)).view(require_package("torch", "torch").bfloat16)
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         values = values.astype(_SIGNED[values.dtype.itemsize])
     return from_numpy()(values) if values.dtype.kind in "biufc" else values
@@ -145,19 +183,17 @@ class StepValues:
         *,
         targets: bool,
         mask_documents: tuple[int, ...],
-        fields: Sequence[str],
+        fields: WantedFields,
         documents: bool | Collection[Any],
         spans: WantedSpans,
         labels: str | None,
     ) -> None:
-        if isinstance(fields, str):
-            raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
         self._reader = reader
         self._seq_len = seq_len
         # the last token of windows that overlap, however far they do, is a target only
         self._num_inputs = seq_len - 1 if targets and reader.overlap else seq_len
         self._targets = targets
-        self._fields = tuple(fields)
+        self._fields = wanted_fields(fields)
         self._spans = spans
         self._masked = mask_documents
         self._documents = _document_values(documents)
@@ -165,25 +201,33 @@ class StepValues:
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=capacity)}
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
-        self._needs_numbers = not self._documents.keys().isdisjoint(_OF_TABLE)
+        self._units = {name: _unit_of(reader, stored) for name, stored in self._fields.items()}
+        of_documents = UNITS[2] in self._units.values()
+        self._needs_numbers = of_documents or not self._documents.keys().isdisjoint(_OF_TABLE)
         self._num_context = reader.num_context if targets else 0
         self._ends_documents = bool(self._documents or spans)
         self.as_dict = bool(fields) or self._ends_documents
         self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
         self.has_targets = self._stored_targets is not None
         self.has_context = self._num_context > 0
-        self.of_one_shape = not spans and _OF_SEGMENTS.isdisjoint(self._documents)
+        self.of_one_shape = not spans and not of_documents and _OF_SEGMENTS.isdisjoint(self._documents)
         self._require_stored()
 
     def _require_stored(self) -> None:
         """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
         reader = self._reader
-        for name in self._fields:
+        for name, unit in self._units.items():
             if name in self._documents:
                 raise ArgumentError(
                     f"{reader.path}: {name} is asked for as a field, and of the documents: leave out one of them"
                 )
-            reader.field(name)
+            if unit == UNITS[1]:
+                self._require_records(self._fields[name])
+            if unit == UNITS[2] and not self._ends_documents:
+                raise ArgumentError(
+                    f"{reader.path}: {name} has a value for each document: ask for documents too, such as "
+                    "documents=('cu_seqlens',)"
+                )
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
         needs_table = self._needs_numbers or self._masked or self._spans
@@ -194,6 +238,17 @@ class StepValues:
         if self._masked:
             require_masked(reader.path, self._masked, len(self._table), self._targets)
 
+    def _require_records(self, stored: str) -> None:
+        """Raise `ArgumentError` if the records of a stream are other windows than those that a field has values of."""
+        made = self._reader.corpus.field(stored).windows_of_set
+        windows = self._reader.windows
+        inputs = windows.length - (1 if self._num_inputs < self._seq_len else 0)
+        if made is not None and (inputs, windows.stride) != (made.length, made.stride):
+            raise ArgumentError(
+                f"{self._reader.path}: {stored} has a value for each window of {made.length:,} tokens every "
+                f"{made.stride:,}, found windows of {inputs:,} every {windows.stride:,}"
+            )
+
     @property
     def _table(self) -> DocumentTable:
         return self._reader.corpus.require_documents()
@@ -201,7 +256,8 @@ class StepValues:
     @property
     def columns(self) -> list[Batches]:
         """The fields that are read at each step."""
-        names = [*self._fields, *(self._stored_targets.names if self._stored_targets else ())]
+        of_tokens = [stored for name, stored in self._fields.items() if self._units[name] == UNITS[0]]
+        names = [*of_tokens, *(self._stored_targets.names if self._stored_targets else ())]
         if self.needs_pieces:
             names.append(self._reader.documents_field)
         return [self._reader.field(name) for name in dict.fromkeys(names) if name]
@@ -224,8 +280,10 @@ class StepValues:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces, request))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
-        for name in self._fields:
-            step[name] = as_tensor(self._field(name, request, len(tokens)))
+        for name, stored in self._fields.items():
+            if self._units[name] != UNITS[2]:
+                read = self._field if self._units[name] == UNITS[0] else self._of_records
+                step[name] = as_tensor(read(stored, request, len(tokens)), self._kind(stored))
         if pieces is not None and self._ends_documents:
             self._add_documents(step, pieces)
         return step
@@ -239,6 +297,9 @@ class StepValues:
             step[name] = found if type(found) is int else from_numpy()(found)
         if self._needs_numbers:
             numbers = self._table.number_of(pieces.offsets)
+            for name, stored in self._fields.items():
+                if self._units[name] == UNITS[2]:
+                    step[name] = as_tensor(self._of_units(stored, numbers), self._kind(stored))
             if DOCUMENT_NUMBERS in self._documents:
                 step[DOCUMENT_NUMBERS] = as_tensor(numbers)
             if SOURCES in self._documents:
@@ -270,12 +331,60 @@ class StepValues:
         size = self._reader.batch_size
         return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
 
-    def _field(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
-        """Return the values of the inputs of a request."""
-        return self._all_values(name, request, num_rows)[:, : self._num_inputs]
+    def _kind(self, stored: str) -> str:
+        """Return the kind of the numbers of a field. See `Field`."""
+        field = self._reader.corpus.field(stored).meta.field
+        return "" if field is None else field.kind
+
+    def _field(self, stored: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+        """Return the values of the inputs of a request; of a field set with targets, those about the targets."""
+        values = self._all_values(stored, request, num_rows)
+        if not self._targets or self._reader.corpus.field(stored).about != ABOUT[1]:
+            return values[:, : self._num_inputs]
+        about_targets = values[:, 1 : self._num_inputs + 1]
+        lacking = self._num_inputs - about_targets.shape[1]
+        if not lacking:
+            return about_targets
+        ends = np.broadcast_to(self._padding(stored), (num_rows, lacking, *values.shape[2:]))
+        return np.concatenate([about_targets, ends], axis=1)
+
+    def _padding(self, stored: str) -> npt.NDArray[Any]:
+        """Return the value of a field where it has none."""
+        field = self._reader.corpus.field(stored).meta.field
+        return np.zeros((), np.int64) if field is None else field.padding
+
+    def _of_records(self, stored: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+        """Return a value for each record of a request, shape (num_rows, ...)."""
+        parts = 1 if isinstance(request, int) else self._reader.seq_len // self._seq_len
+        records = self._records_of(request) // parts
+        found = self._of_units(stored, records + self._context_of(stored))
+        lacking = np.broadcast_to(self._padding(stored), (num_rows - len(found), *found.shape[1:]))
+        return np.concatenate([found, lacking]) if len(lacking) else found
+
+    def _context_of(self, stored: str) -> int:
+        """Return how many records of a field set are the context of a window of a stream."""
+        made = self._reader.corpus.field(stored).windows_of_set
+        return 0 if made is None else made.length // made.stride - 1
+
+    def _of_units(self, stored: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the values of records or documents by their numbers, and padding for those below 0."""
+        values = self._reader.corpus.field(stored)
+        field = values.meta.field
+        shape = () if field is None else field.shape
+        out = np.empty((len(numbers), prod(shape)), values.dtype)
+        known = np.flatnonzero(numbers >= 0)
+        if len(known) == len(numbers):
+            values.tokens.gather(numbers * out.shape[1], out)
+        else:
+            out[...] = self._padding(stored)
+            if len(known):
+                rows = np.empty((len(known), out.shape[1]), values.dtype)
+                values.tokens.gather(numbers[known] * out.shape[1], rows)
+                out[known] = rows
+        return out.reshape(len(numbers), *shape)
 
     def _all_values(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
-        """Return the values of the records of a request, and 0 in the rows after them."""
+        """Return the values of the records of a request, and 0, or the fill value, in the rows after them."""
         values = self._reader.field(name)
         shape = value_shape(values)
         row_values = self._seq_len * value_count(values)
@@ -283,7 +392,9 @@ class StepValues:
             out = np.empty((num_rows, row_values), values.dtype)
             values.read_into(request, out)
         else:
-            out = np.zeros((num_rows, row_values), values.dtype)
+            out = np.empty((num_rows, row_values), values.dtype)
+            field = values.meta.field
+            out[len(request) :] = 0 if field is None or field.fill is None else field.padding
             values.read_records_into(request, out[: len(request)])
         return out.reshape(num_rows, self._seq_len, *shape)
 

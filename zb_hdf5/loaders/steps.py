@@ -22,7 +22,7 @@ from zb_hdf5.loaders.far_batches import FarBatches
 from zb_hdf5.loaders.mapped_records import MappedRecords
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
-from zb_hdf5.loaders.step_values import StepValues, value_count
+from zb_hdf5.loaders.step_values import StepValues, WantedFields, value_count
 from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.packages import require_package
@@ -115,7 +115,7 @@ class StepReader:
         prefetch: int | str,
         device: torch.device | None,
         dtype: torch.dtype | None,
-        fields: Sequence[str],
+        fields: WantedFields,
         documents: bool | Collection[Any],
         spans: WantedSpans,
         labels: str | None = None,

@@ -18,7 +18,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
 from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus import Corpus, FieldSource
 from zb_hdf5.formats.flat import FlatDigest
 from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
 from zb_hdf5.formats.format import Found
@@ -58,10 +58,19 @@ def corpus_of(found: Found, look: Look | None = None) -> Corpus:
         The look by which it was found, if it is open: a lone file is read by its descriptor.
     """
     if found.layout != BATCHES_LAYOUT:
-        return _stream_of(found)
-    if isinstance(found, FoundStore):
-        return _store_of(found)
-    return _records_of(found) if found.facts else _file_of(found, look)
+        corpus: Corpus = _stream_of(found)
+    elif isinstance(found, FoundStore):
+        corpus = _store_of(found)
+    else:
+        corpus = _records_of(found) if found.facts else _file_of(found, look)
+    corpus.find_sets_by(_found_set)
+    return corpus
+
+
+def _found_set(corpus: Corpus, name: str, path: Path | None, allow_missing: Mapping[str, float] | None) -> FieldSource:
+    from zb_hdf5.store.found_set import found_set  # which few readers need
+
+    return found_set(corpus, name, path, allow_missing)
 
 
 def _stream_of(found: Found) -> StoreCorpus:

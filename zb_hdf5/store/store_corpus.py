@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
 
@@ -21,6 +21,7 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
+    NO_SHA256,
     NOT_COUNTED,
     NOT_KNOWN,
     StoreMeta,
@@ -165,6 +166,12 @@ class StoreCorpus(Corpus):
             growing = self.index.shards[-1].file(self._shards.folder)
             names = [*names[:-1], os.fspath(growing.relative_to(self._shards.folder))]
         return FilesIn(self._shards.folder, names)
+
+    def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
+        values = self.index.table.values
+        for path, num_tokens, sha256 in zip(values["path"], values["token_count"], values["sha256"], strict=True):
+            known = self.index.digests.get(path)
+            yield path, int(num_tokens), (known.sha256 if known else None) if sha256 == NO_SHA256 else sha256
 
     @property
     def verified(self) -> str:

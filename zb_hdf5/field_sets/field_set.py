@@ -1,0 +1,734 @@
+"""A field set: values that another job computes for finished tokens, written record by record beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zb_hdf5.console import Progress
+from zb_hdf5.errors import (
+    ArgumentError,
+    ClosedError,
+    ConvertError,
+    NotFoundError,
+    Remedy,
+    UnavailableError,
+    UnverifiableError,
+    counted,
+    parse_size,
+)
+from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name
+from zb_hdf5.field_sets.claimed_range import ClaimedRange, RecordRun
+from zb_hdf5.field_sets.missing_steps import MissingReader, StepOptions, WantedRecords, wanted_steps
+from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim
+from zb_hdf5.files.paths import local_path, on_failure
+from zb_hdf5.files.publishing import published
+from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.notes import note
+from zb_hdf5.packages import from_numpy
+from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN, SET_INDEX
+from zb_hdf5.store.found_set import SetIndex, bound_files, index_of, parts_in, require_bound, set_folder, split_of
+from zb_hdf5.store.opening import open_corpus
+from zb_hdf5.store.sealed_text import sealed_text
+from zb_hdf5.store.set_facts import (
+    SAMPLED,
+    BoundFile,
+    SetFacts,
+    files_to_json,
+    grown_files,
+    maker_text,
+    part_name,
+    publish_new,
+    records_in_part,
+)
+from zb_hdf5.store.value_part import ValuePart
+from zb_hdf5.text.tokenizers import require_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+#: The kinds of a field as people write them: a dtype, with a shape, or a `Field`.
+FieldKinds: TypeAlias = Mapping[str, Any] | Sequence[Field]
+#: Variables that number the jobs of an array or of one start, and those that count them.
+_JOB_VARIABLES: Final = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+def open_field_set(
+    source: str | os.PathLike[str] | Corpus,
+    name: str,
+    fields: FieldKinds | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    about: str = ABOUT[0],
+    seq_len: int | None = None,
+    stride: int | None = None,
+    maker: object = "",
+    tokenizer: Any = None,
+    note: str = "",
+    words: Sequence[str] = (),
+    part_bytes: int | str | None = None,
+    require_digests: bool = False,
+    stale_s: float = STALE_S,
+) -> FieldSet:
+    """Open a field set to write values into it; the first job makes it, and others compare their arguments with it.
+
+    Tokens, `shards.json`, states and fingerprints are never touched.
+
+    Parameters
+    ----------
+    source
+        The tokens: a path for `open_corpus`, whose split for training is taken, or a corpus of one split.
+    name
+        The name of the set, as of a field.
+    fields
+        Name -> dtype, or (dtype, shape of the values of one token), or "bfloat16"; or `Field`s, whose `unit` is
+        "token", "record" or "document". NaN is refused, unless a `Field` allows it. None: the set is there.
+    path
+        The folder of the set. None: `fields/<name>/<split>/` in the store, or in `<path>.fields/` beside a lone file
+        or a folder of other files.
+    about
+        "next": the value at a token is about the token after it, as the probabilities that a model gives after it has
+        read this token. "token": it is about the token itself, as a weight. A loader with targets gives at each place
+        the value that is about its target in both cases.
+    seq_len, stride
+        For a stream: the window that the maker of the values sees, and how many tokens of it are new; `stride`, by
+        default `seq_len`, divides `seq_len`.
+    maker
+        Whatever names the maker: model, revision, commit. Text, or what JSON has.
+    tokenizer
+        The tokenizer of the maker, as for `load_tokenizer`: another one than that of the tokens is refused.
+    note
+        Free text.
+    words
+        The words of the codes, for a field of documents that `documents=["meta:<name>"]` of a `Loader` gives.
+    part_bytes
+        The bytes of a part, about, as a number or "1GiB". None: 8 GiB, or a 1,024th of the set where that is less,
+        but 64 MiB at least.
+    require_digests
+        Whether tokens without a stored digest are refused; else they are bound by a sample, which is noted.
+    stale_s
+        Seconds after which a part is taken over whose job has not touched it.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, the corpus, or the set that is there.
+    ChecksumError
+        If the set belongs to other tokens.
+    ConvertError
+        If the disk has too little space for a new set.
+    NotFoundError
+        If `fields` is None, and the set is not there.
+    UnverifiableError
+        If digests are required, and not stored.
+    StateError
+        If the tokens were made with another tokenizer.
+
+    Examples
+    --------
+    >>> with open_field_set("train-h5", "teacher", {"logprobs": ("f2", (64,))}) as teacher:  # doctest: +SKIP
+    ...     for step in teacher.missing(batch_size=8):
+    ...         teacher.write(step["records"], logprobs=top_k(model(step["tokens"])))
+    ...     teacher.finish()
+    """
+    if not is_field_name(name):
+        raise ArgumentError(f"expected a name of letters, digits and _ for a field set, found {name!r}")
+    corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
+    with on_failure(corpus.close if corpus is not source else lambda: None):
+        split = split_of(corpus)
+        folder = set_folder(corpus.path, name, split) if path is None else local_path(path)
+        files = bound_files(corpus)
+        if any(file.digest.startswith(SAMPLED) for file in files):
+            _note_sampled(corpus.path, require_digests)
+        if tokenizer is not None:
+            require_tokenizer(corpus.meta.tokenizer, tokenizer, corpus.path)
+        if fields is not None:
+            asked = _asked(
+                corpus,
+                files,
+                _parsed(fields),
+                _records_of(corpus, seq_len, stride),
+                name=name,
+                split=split,
+                about=about,
+                maker=maker_text(maker),
+                note=note,
+                words=tuple(words),
+            )
+            _make(folder, asked, corpus, parse_size(part_bytes) if isinstance(part_bytes, str) else part_bytes)
+        facts = _load(folder, name, corpus, asked if fields is not None else None)
+        return FieldSet(folder, facts, corpus, stale_s, closes=corpus is not source)
+
+
+def _asked(
+    corpus: Corpus,
+    files: tuple[BoundFile, ...],
+    fields: tuple[Field, ...],
+    records: tuple[int, int],
+    **facts: Any,
+) -> SetFacts:
+    """Return the facts of a set as a job asks for it, before it is cut into parts."""
+    is_of_documents = {field.unit == UNITS[2] for field in fields}
+    if len(is_of_documents) > 1:
+        raise ArgumentError(f"field set {facts['name']}: fields of documents are a set of their own")
+    record_tokens, seq_len = (0, 0) if True in is_of_documents else records
+    return SetFacts(
+        fields=fields,
+        record_tokens=record_tokens,
+        seq_len=seq_len,
+        num_documents=len(corpus.require_documents()) if True in is_of_documents else 0,
+        part_records=1,
+        files=files,
+        tokenizer=corpus.meta.tokenizer,
+        **facts,
+    )
+
+
+def _for_training(corpus: Corpus) -> Corpus:
+    """Return the split for training of a corpus that has several, and close the corpus of all."""
+    if corpus.training_split is None:
+        return corpus
+    with closing(corpus):
+        return corpus.split(corpus.training_split)
+
+
+def _note_sampled(path: Path, require_digests: bool) -> None:
+    if require_digests:
+        raise UnverifiableError(f"{path}: no digest of its tokens is stored", remedy=Remedy.DIGESTS, at=path)
+    note(f"{path}: no digest of its tokens is stored: a field set is bound to them by a sample")
+
+
+def _records_of(corpus: Corpus, seq_len: int | None, stride: int | None) -> tuple[int, int]:
+    """Return the new tokens of a record, and the tokens of a window of a stream; 0 for stored records."""
+    windows = corpus.windows
+    if windows is not None:
+        if seq_len not in (None, windows.length) or stride not in (None, windows.length):
+            raise ArgumentError(
+                f"{corpus.path}: its records have {windows.length:,} tokens: leave out seq_len and stride",
+                options=["seq_len"],
+            )
+        return windows.length, 0
+    if seq_len is None:
+        raise ArgumentError(
+            f"{corpus.path}: is a token stream: pass the seq_len of the windows that the maker of the values sees",
+            options=["seq_len"],
+        )
+    stride = seq_len if stride is None else stride
+    if seq_len < 1 or stride < 1 or seq_len % stride:
+        raise ArgumentError(f"expected a stride that divides seq_len={seq_len:,}, found {stride:,}")
+    return stride, seq_len
+
+
+def _parsed(fields: FieldKinds) -> tuple[Field, ...]:
+    """Return the fields of a set, in the order of their names."""
+    if isinstance(fields, Mapping):
+        found = [each if isinstance(each, Field) else _field_of(name, each) for name, each in fields.items()]
+    else:
+        found = list(fields)
+    if wrong := [each for each in found if not isinstance(each, Field)]:
+        raise ArgumentError(f"fields: expected names and their dtypes, found {wrong[0]!r}")
+    return tuple(sorted(found, key=lambda field: field.name))
+
+
+def _field_of(name: str, described: Any) -> Field:
+    """Return a field of a dtype, and perhaps a shape."""
+    has_shape = isinstance(described, tuple) and len(described) == 2
+    dtype, shape = described if has_shape else (described, ())
+    kind = BFLOAT16 if str(dtype) in (BFLOAT16, f"torch.{BFLOAT16}") else ""
+    try:
+        found = np.dtype(np.uint16 if kind else dtype)
+        sizes = tuple(map(int, (shape,) if isinstance(shape, int) else shape))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"field {name}: expected a dtype, or (dtype, shape), found {described!r}") from error
+    return Field(name, found, sizes, allow_nan=False, kind=kind)
+
+
+def _make(folder: Path, asked: SetFacts, corpus: Corpus, part_bytes: int | None) -> None:
+    """Make the set in a folder, unless it is there: of several jobs exactly one does."""
+    if (folder / SET_FACTS).exists():
+        return
+    batch_records = 1 if corpus.windows is None or asked.is_of_documents else corpus.windows.size
+    batch_records = max(batch_records, asked.context_records + 1)
+    records = records_in_part(asked.num_records, asked.record_bytes, batch_records, part_bytes)
+    facts = asked.cut(records)
+    _require_space(folder, facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    publish_new(folder / SET_FACTS, facts.to_json())
+
+
+def _require_space(folder: Path, facts: SetFacts) -> None:
+    """Raise `ConvertError` if the disk has less space, or fewer files, than all parts of a set need."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    needed = facts.num_records * facts.record_bytes
+    free = shutil.disk_usage(there).free
+    inodes = os.statvfs(there)
+    if needed > free:
+        raise ConvertError(f"{folder}: its values take {needed:,} bytes, and only {free:,} are free")
+    if inodes.f_files and 2 * facts.num_cells > inodes.f_favail:
+        raise ConvertError(f"{folder}: takes {2 * facts.num_cells:,} files, and only {inodes.f_favail:,} are free")
+
+
+def _load(folder: Path, name: str, corpus: Corpus, asked: SetFacts | None) -> SetFacts:
+    """Read the facts of a set, compare them with a job and the tokens, and add files of tokens that came later."""
+    if not (folder / SET_FACTS).exists():
+        raise NotFoundError(f"{folder}: there is no field set {name!r}: pass its fields to make it")
+    files = bound_files(corpus)
+    while True:
+        facts = SetFacts.load(folder)
+        new = require_bound(facts, files, folder, corpus.path)
+        if not new:
+            break
+        if facts.is_of_documents:
+            raise ArgumentError(f"{folder}: {corpus.path} has more documents now: make a new set for them")
+        number = len(list(grown_files(folder))) + 1
+        text = sealed_text({"of": facts.name}, {"files": files_to_json(new)})
+        publish_new(folder / f"{SET_GROWN}{number:05}.json", text)
+    if asked is not None:
+        facts.require_same(asked, folder)
+    return facts
+
+
+class RangeState(NamedTuple):
+    """The state of one range of records.
+
+    Attributes
+    ----------
+    first, stop
+        The records.
+    done
+        Those that are written.
+    owner
+        The job that has it; None: nobody has.
+    """
+
+    first: int
+    stop: int
+    done: int
+    owner: Owner | None
+
+
+class FieldSet:
+    """A field set, to which this process writes. `open_field_set` makes it.
+
+    One process uses it, from one thread at a time, and not after a fork; any number of processes may write to the same
+    set, each by an object of its own. A context manager: leaving the block gives up the claims on parts.
+
+    Attributes
+    ----------
+    folder
+        Its folder.
+    facts
+        Its facts. See `SetFacts`.
+    corpus
+        The tokens.
+    """
+
+    def __init__(self, folder: Path, facts: SetFacts, corpus: Corpus, stale_s: float, *, closes: bool) -> None:
+        self.folder = folder
+        self.facts = facts
+        self.corpus = corpus
+        self._stale_s = stale_s
+        self._closes = closes
+        self._ranges: dict[int, ClaimedRange] = {}  # by number: those that this process has
+        self._again = (0, 0)  # records that are written once more
+        self._rewritten: set[int] = set()  # ranges of which these are missing by now
+        self._progress: Progress | None = None
+        self._is_open = True
+
+    # --- records that are missing ----------------------------------------------------------------------------------
+
+    def missing(
+        self,
+        batch_size: int = 1,
+        *,
+        job: int | None = None,
+        num_jobs: int | None = None,
+        overwrite: tuple[int, int] | None = None,
+        quiet: bool = False,
+        **options: Unpack[StepOptions],
+    ) -> Iterator[dict[str, Any]]:
+        """Yield steps of records that nobody has written, part by part, each claimed by this process.
+
+        The parts of this job come first, then those that nobody has claimed. It ends when nothing is unclaimed, and
+        notes how many records others have. Each step is a dictionary as of a `Loader`, and has "records" (int64), the
+        numbers that `write` takes; of a stream these are windows, and the last one may have fewer tokens. A set of
+        documents gives their numbers alone.
+
+        Parameters
+        ----------
+        batch_size
+            Records of a step; a part may end with fewer.
+        job, num_jobs
+            The number of this job, and how many there are. None: those of Slurm's array, else rank and world size,
+            else 0 of 1. Any others may go on later.
+        overwrite
+            The first record, and the end, of records that are given and written once more.
+        quiet
+            Whether no progress is shown.
+        **options
+            `documents`, `fields`, `spans`, `dtype`, `device` and `prefetch`, as for `Loader`.
+
+        Raises
+        ------
+        ArgumentError
+            If the arguments are not possible.
+        """
+        self._require_open()
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
+        job, num_jobs = _job_of(job, num_jobs)
+        if not 0 <= job < num_jobs:
+            raise ArgumentError(f"expected a job in 0..{num_jobs - 1}, found {job}")
+        if overwrite is not None:
+            self._again = _range_in(overwrite, self.facts.num_records)
+        return self._steps(batch_size, self._order_of(job, num_jobs), quiet, options)
+
+    def _order_of(self, job: int, num_jobs: int) -> list[int]:
+        """Return the numbers of all ranges, those of a job first."""
+        count = self.facts.num_cells
+        first = count * job // num_jobs
+        return [*range(first, count), *range(first)]
+
+    def _steps(
+        self, batch_size: int, order: Sequence[int], quiet: bool, options: StepOptions
+    ) -> Iterator[dict[str, Any]]:
+        label = f"field set {self.facts.name}"
+        total = self.facts.num_records
+        with Progress(label, total, enabled=False if quiet else None, unit=" records") as progress:
+            self._progress = progress
+            try:
+                wanted = self._wanted(order, batch_size, progress)
+                if self.facts.is_of_documents:
+                    yield from ({"documents": from_numpy()(some.numbers)} for some in wanted)
+                else:
+                    yield from MissingReader(self.corpus, self.facts, batch_size, options).read_all(wanted)
+            finally:
+                self._progress = None
+        if held := self.num_missing:
+            note(f"{self.folder}: {counted(held, 'record')} of other jobs are not written yet")
+
+    def _wanted(self, order: Sequence[int], batch_size: int, progress: Progress) -> Iterator[WantedRecords]:
+        """Claim ranges, and yield their missing records, until a pass over all claims none."""
+        waiting = list(order)
+        while waiting:
+            left = []
+            for number in waiting:
+                first, stop = self.facts.cell(number)
+                if self._is_complete(number):
+                    progress.keep(stop - first)
+                    continue
+                found = self._claim(number)
+                if found is None:
+                    left.append(number)
+                    continue
+                records = found.missing()
+                progress.keep(stop - first - len(records))
+                yield from wanted_steps(self.facts, records, batch_size)
+                if not len(records):
+                    self._end_if_complete(number)
+            if len(left) == len(waiting):
+                return
+            waiting = left
+
+    def _is_complete(self, number: int) -> bool:
+        """Return whether a range is written, and none of it is wanted again."""
+        first, stop = self.facts.cell(number)
+        again = self._again[0] < stop and first < self._again[1]
+        if number in self._ranges or (again and number not in self._rewritten):
+            return False
+        return not claim_path(self.folder / part_name(first)).exists() and self._done_in(first, stop) == stop - first
+
+    def _done_in(self, first: int, stop: int) -> int:
+        """Return how many records of a range are marked."""
+        done = 0
+        for start, path in parts_in(self.folder):
+            if first <= start < stop:
+                with closing(ValuePart(path, self.facts)) as part:
+                    done += int(part.is_there().sum())
+        return done
+
+    def _claim(self, number: int) -> ClaimedRange | None:
+        """Claim a range, unless this process has it already; None if another one has it."""
+        found = self._ranges.get(number)
+        if found is None:
+            found = ClaimedRange.take(self.folder, self.facts, number, self._stale_s)
+            if found is None:
+                return None
+            self._ranges[number] = found
+            self._forget_again(number, found)
+        return found
+
+    def _forget_again(self, number: int, found: ClaimedRange) -> None:
+        """Take back the marks of the records of a range that are to be written once more."""
+        first, stop = max(found.first, self._again[0]), min(found.stop, self._again[1])
+        if first < stop and number not in self._rewritten:
+            found.forget(np.arange(first, stop))
+            self._rewritten.add(number)
+
+    # --- values ----------------------------------------------------------------------------------------------------
+
+    def write(self, records: Any, **values: Any) -> None:
+        """Write the values of records: on return they are on the disk, and marked.
+
+        A process that is killed meanwhile leaves the records of this call without a mark, and loses no others.
+
+        Parameters
+        ----------
+        records
+            Their numbers, shape (n,), as a step has them; of a set of documents the numbers of these.
+        **values
+            Each field of the set, as an array or a tensor: shape (n, tokens of a record, ...) of a token, (n, ...) of
+            a record or a document. Values of tokens that are context only are left out.
+
+        Raises
+        ------
+        ArgumentError
+            If a field is missing, has another shape or dtype, or a record is already written.
+        ConvertError
+            If a value does not fit its dtype, or is NaN.
+        UnavailableError
+            If another process has the part, or has taken it over.
+        OSError
+            If the disk is full: records of this call are not marked then.
+        """
+        self._require_open()
+        numbers = np.asarray(_as_array(records), np.int64).reshape(-1)
+        stored = self._as_stored(numbers, values)
+        runs = list(chain.from_iterable(self._runs(number, rows) for number, rows in stored))
+        by_range: dict[int, list[RecordRun]] = {}
+        for record, rows in runs:
+            by_range.setdefault(record // self.facts.part_records, []).append((record, rows))
+        for number, some in by_range.items():
+            self._commit(number, some)
+
+    def _commit(self, number: int, runs: list[RecordRun]) -> None:
+        found = self._claim(number)
+        if found is None:
+            owner = owner_of_claim(claim_path(self.folder / part_name(self.facts.cell(number)[0])))
+            raise UnavailableError(f"{self.folder}: record {runs[0][0]:,}: its part is written by {owner}")
+        for record, rows in runs:
+            start = record - found.first
+            there = found.there[start : start + _rows_in(rows)]
+            if there.any():
+                written = record + int(there.argmax())
+                self._end_if_complete(number)
+                raise ArgumentError(
+                    f"{self.folder}: record {written:,} is written: pass overwrite=({written}, {written + 1}) to "
+                    "missing to write it once more"
+                )
+        found.commit(runs)
+        if self._progress is not None:
+            self._progress.advance(sum(_rows_in(rows) for _, rows in runs))
+        self._end_if_complete(number)
+
+    def _end_if_complete(self, number: int) -> None:
+        """End the claim on a range that is written."""
+        found = self._ranges[number]
+        if found.is_complete:
+            del self._ranges[number]
+            found.finish()
+
+    def _as_stored(
+        self, numbers: npt.NDArray[np.int64], values: Mapping[str, Any]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
+        """Yield records and their values as they are stored, in ascending order; first those that are whole."""
+        names = [field.name for field in self.facts.fields]
+        if sorted(values) != names:
+            raise ArgumentError(f"{self.folder}: expected the fields {', '.join(names)}, found {', '.join(values)}")
+        limit = self.facts.num_records - self.facts.context_records
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < max(1, limit)):
+            raise ArgumentError(f"{self.folder}: expected records in 0..{limit - 1:,}, found {numbers}")
+        if len(np.unique(numbers)) < len(numbers):
+            raise ArgumentError(f"{self.folder}: expected each record once, found {numbers}")
+        arrays = {field.name: self._checked(field, values[field.name], len(numbers)) for field in self.facts.fields}
+        order = numbers.argsort()
+        if not self.facts.seq_len:
+            yield numbers[order], {name: each[order] for name, each in arrays.items()}
+            return
+        yield from self._new_of_windows(numbers[order], {name: each[order] for name, each in arrays.items()})
+
+    def _checked(self, field: Field, values: Any, count: int) -> npt.NDArray[Any]:
+        """Return the values of a field, of the stored dtype, shape (n, tokens, ...) or (n, ...)."""
+        found = _as_array(values, field.kind)
+        if field.unit == UNITS[0]:
+            tokens = found.shape[1] if found.ndim > 1 else 0
+            window = self.facts.seq_len or self.facts.record_tokens
+            is_tail = self.facts.seq_len > 0 and count == 1 and 0 < tokens <= window
+            shape: tuple[int, ...] = (count, tokens if is_tail else window)
+        else:
+            shape = (count,)
+        if field.kind == BFLOAT16 and not field.allow_nan and bool(((found & 0x7FFF) > 0x7F80).any()):
+            raise ConvertError(f"{self.folder}: field {field.name}: expected numbers, found NaN")
+        return field.as_stored(found, shape, self.folder)
+
+    def _new_of_windows(
+        self, windows: npt.NDArray[np.int64], arrays: Mapping[str, npt.NDArray[Any]]
+    ) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
+        """Yield the records that are new in windows of a stream: all of the first one, the last one of others."""
+        facts = self.facts
+        for place, window in enumerate(windows.tolist()):
+            tokens = facts.tokens_of(window, facts.context_records + 1)
+            first = window + (facts.context_records if window else 0)
+            stop = window + -(-tokens // facts.record_tokens)
+            for record in range(first, stop):
+                start = (record - window) * facts.record_tokens
+                rows = {}
+                for field in facts.fields:
+                    value = arrays[field.name][place : place + 1]
+                    if field.unit == UNITS[0]:
+                        if value.shape[1] != tokens:
+                            raise ArgumentError(
+                                f"{self.folder}: field {field.name}: window {window:,} has {tokens:,} tokens, found "
+                                f"values of {value.shape[1]:,}"
+                            )
+                        value = value[:, start : start + facts.tokens_of(record)]
+                    rows[field.name] = np.ascontiguousarray(value)
+                yield np.array([record]), rows
+
+    def _runs(self, numbers: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[Any]]) -> Iterator[RecordRun]:
+        """Yield runs of consecutive records, none of which crosses the end of a range."""
+        ends = np.flatnonzero((np.diff(numbers) != 1) | (numbers[1:] % self.facts.part_records == 0)) + 1
+        for start, stop in zip([0, *ends.tolist()], [*ends.tolist(), len(numbers)], strict=True):
+            if start < stop:
+                yield int(numbers[start]), {name: each[start:stop] for name, each in rows.items()}
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def ranges(self) -> Iterator[RangeState]:
+        """Yield the state of each range of records, from the marks and the claims as they are now."""
+        for number in range(self.facts.num_cells):
+            first, stop = self.facts.cell(number)
+            owner = owner_of_claim(claim_path(self.folder / part_name(first)))
+            yield RangeState(first, stop, self._done_in(first, stop), owner)
+
+    @property
+    def num_missing(self) -> int:
+        """Records that are not written."""
+        return sum(state.stop - state.first - state.done for state in self.ranges())
+
+    def finish(self) -> str:
+        """See that all records are written, make the index of the set, and return its digest.
+
+        Rows of crc32 are read, and no values. Any process may do it, also twice.
+
+        Raises
+        ------
+        IncompleteError
+            If a record is missing.
+        UnavailableError
+            If another process still writes.
+        """
+        self._require_open()
+        self._end_claims()
+        index = index_of(self.folder, self.facts)
+        with published(self.folder / SET_INDEX, overwrite=True) as file:
+            os.write(file.fd, index.to_json().encode())
+        return index.sha256
+
+    def _end_claims(self) -> None:
+        """End what claims are left: of this process, and of those that died; their values are read once."""
+        for number in list(self._ranges):
+            self._ranges.pop(number).close()
+        for number in range(self.facts.num_cells):
+            claim = claim_path(self.folder / part_name(self.facts.cell(number)[0]))
+            if not claim.exists():
+                continue
+            found = ClaimedRange.take(self.folder, self.facts, number, self._stale_s)
+            if found is None:
+                raise UnavailableError(f"{claim}: {owner_of_claim(claim) or 'another process'} still writes")
+            found.close()
+
+    def verify(self) -> list[int]:
+        """Read all values that are marked, and return the records whose crc32 differs."""
+        bad: list[int] = []
+        for first, path in parts_in(self.folder):
+            with closing(ValuePart(path, self.facts)) as part:
+                bad += (part.damaged() + first).tolist()
+        return bad
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the set has an index for all of its records."""
+        try:
+            return bool(sum(SetIndex.load(self.folder, self.facts).parts["records"]) == self.facts.num_records)
+        except NotFoundError:
+            return False
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the set was made."""
+        return max(0.0, time.time() - (self.folder / SET_FACTS).stat().st_mtime)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError(f"{self.folder}: this field set was closed")
+
+    def close(self) -> None:
+        """Give up the claims, and close the corpus if it was opened here; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for found in self._ranges.values():
+            found.close()
+        self._ranges = {}
+        if self._closes:
+            self.corpus.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(field.name for field in self.facts.fields)
+        return f"{type(self).__name__}({str(self.folder)!r}, {self.facts.num_records:,} records, fields: {fields})"
+
+
+def _rows_in(rows: Mapping[str, npt.NDArray[Any]]) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _as_array(values: Any, kind: str = "") -> npt.NDArray[Any]:
+    """Return a tensor or an array as an array; numbers of 16 bits that numpy lacks as their bits."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if kind == BFLOAT16:
+            import torch
+
+            return np.asarray(values.to(torch.bfloat16).view(torch.int16).numpy()).view(np.uint16)
+        values = values.numpy()
+    return np.asarray(values)
+
+
+def _job_of(job: int | None, num_jobs: int | None) -> tuple[int, int]:
+    """Return the number of this job, and how many there are."""
+    if job is not None or num_jobs is not None:
+        return job or 0, num_jobs or (job or 0) + 1
+    for number, count in _JOB_VARIABLES:
+        if number in os.environ and os.environ.get(count, "").isdecimal():
+            first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0")) if "ARRAY" in number else 0
+            return (int(os.environ[number]) - first) % max(1, int(os.environ[count])), max(1, int(os.environ[count]))
+    return 0, 1
+
+
+def _range_in(asked: tuple[int, int], num_records: int) -> tuple[int, int]:
+    first, stop = asked
+    if not 0 <= first < stop <= num_records:
+        raise ArgumentError(f"overwrite: expected a range in 0..{num_records:,}, found {first:,} to {stop:,}")
+    return first, stop

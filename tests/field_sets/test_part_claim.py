@@ -51,7 +51,7 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture
-def store(tmp_path, source):
+def linked(tmp_path, source):
     """A store of its own: its files are links to one."""
     link_store(source, tmp_path / "store")
     return tmp_path / "store"
@@ -137,14 +137,14 @@ def test_a_claim_is_released_by_hand(tmp_path):
     first.release()
 
 
-def test_a_writer_that_was_stopped_and_robbed_damages_nothing_when_it_goes_on(store):
-    writer = begin_writer(store, "waits")
+def test_a_writer_that_was_stopped_and_robbed_damages_nothing_when_it_goes_on(linked):
+    writer = begin_writer(linked, "waits")
     try:
         written = [int(number) for number in writer.stdout.readline().split()]
         writer.send_signal(signal.SIGSTOP)
-        for claim in (store / "fields/t/train").glob("*.claim"):
+        for claim in (linked / "fields/t/train").glob("*.claim"):
             os.utime(claim, (time.time() - 7200,) * 2)
-        with open_field_set(store, "t", FIELDS) as found:
+        with open_field_set(linked, "t", FIELDS) as found:
             seen = []
             for step in found.missing(batch_size=8, quiet=True):
                 found.write(step["records"], **values(step["tokens"]))
@@ -157,18 +157,18 @@ def test_a_writer_that_was_stopped_and_robbed_damages_nothing_when_it_goes_on(st
     finally:
         writer.kill()
         writer.communicate()
-    require_all(store)
+    require_all(linked)
 
 
-def test_two_jobs_at_once_and_one_of_them_killed(store):
-    writers = [begin_writer(store) for _ in range(2)]
+def test_two_jobs_at_once_and_one_of_them_killed(linked):
+    writers = [begin_writer(linked) for _ in range(2)]
     for _ in range(5):
         writers[0].stdout.readline()
     writers[0].kill()
     for writer in writers:
         writer.communicate()
     assert writers[1].returncode == 0
-    require_all(store)
+    require_all(linked)
 
 
 def marked_in(found):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +21,7 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import Crc32Rows, UnitTokens, checked, crc32_of
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
@@ -406,7 +406,7 @@ class FoundSet:
         ]
         return SetValues(self.folder, ShardIndex(meta, entries), self.access, self.verify)
 
-    @cached_property
+    @cached_per_process
     def _index(self) -> SetIndex:
         return SetIndex.load(self.folder, self.facts)
 

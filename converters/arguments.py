@@ -75,6 +75,7 @@ def convert(
     shard_range: tuple[int, int] | None = None,
     resume: bool | None = None,
     force: bool | None = None,
+    drop_field_set: tuple[str, ...] | None = None,
     progress: Callable[[int], None] | None = None,
     engine: Engine | None = None,
     **unknown: Never,
@@ -208,6 +209,9 @@ def convert(
         Keep the finished files of an interrupted run of the same arguments, and write the rest.
     force
         Replace an existing result, at the end and whole.
+    drop_field_set
+        The names of field sets that a replaced store has, such as ("teacher",), which are removed with it. A store that
+        has others is not replaced.
     progress
         Called with the number of tokens that were written since the last call.
     engine

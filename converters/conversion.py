@@ -415,6 +415,12 @@ class WorkOptions:
         by(Role.ANY, default=False),
         of_live=False,
     )
+    drop_field_set: tuple[str, ...] = option(
+        "names",
+        "Field sets of a replaced store, which are removed with it: others keep it from being replaced.",
+        by(Role.ANY, default=(), words=""),
+        of_live=False,
+    )
 
 
 #: The class of the options of each group of the help, and the subject of the group.

@@ -21,6 +21,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 from zb_hdf5.store.agreement import require_agreement
+from zb_hdf5.store.found_set import replaceable_names
 from zb_hdf5.store.unchecked_file import open_chunks
 
 
@@ -54,7 +55,8 @@ def merge_parts(
         raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
     begun = read_journal(next(iter(journal_paths(waiting).values())))
     target = _target_of(waiting, begun)
-    with PartialDirectory(destination, overwrite=force, names=target.names) as folder:
+    names = replaceable_names(destination, target.names)
+    with PartialDirectory(destination, overwrite=force, names=names) as folder:
         folder.keep()
         plan, finished = _collect(waiting, target.unit)
         if plan != begun.plan:

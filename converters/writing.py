@@ -43,6 +43,7 @@ from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing, refuse_result
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.store.found_set import replaceable_names
 from zb_hdf5.store.live import LiveStoreWriter
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
@@ -167,7 +168,8 @@ def _write_folder(plan: Plan, settings: Settings, workers: Workers) -> Written:
         finished = _require_result(plan, destination)
         return Written(finished, NOTHING_LEFT, Kept.of(finished, 0.0))
     is_part = work.shard_range != WHOLE
-    with PartialDirectory(destination, overwrite=work.force, shared=is_part, names=plan.target.names) as folder:
+    names = replaceable_names(destination, plan.target.names, work.drop_field_set)
+    with PartialDirectory(destination, overwrite=work.force, shared=is_part, names=names) as folder:
         return _fill(folder, plan, settings, workers)
 
 

@@ -42,6 +42,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 UNITS: Final = ("token", "record", "document")
 #: Numbers of 16 bits that neither numpy nor HDF5 has: stored as the integers of their bits.
 BFLOAT16: Final = "bfloat16"
+#: The field of a set of documents that has the codes of words.
+CODE: Final = "code"
 #: Between a field set and its field in the name of both: "teacher/logprobs".
 SET_MARK: Final = "/"
 #: Kinds of dtype that HDF5 and numpy both have, of a fixed size.

@@ -35,6 +35,9 @@ COMMANDS: Final = {
     "index": CommandEntry(
         _MAKE, "Merge the parts of a job array; write indexes and digests.", "zb_hdf5.commands.zb_index:zb_index"
     ),
+    "fields": CommandEntry(
+        _MAKE, "Show, finish and remove values that jobs have computed.", "zb_hdf5.commands.zb_fields:zb_fields"
+    ),
     "info": CommandEntry(_LOOK, "Describe a file, store or unfinished conversion.", "zb_hdf5.commands.zb_info:zb_info"),
     "show": CommandEntry(_LOOK, "Show rows or documents as text.", "zb_hdf5.commands.zb_show:zb_show"),
     "report": CommandEntry(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +28,14 @@ from zb_hdf5.errors import (
 from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name
 from zb_hdf5.field_sets.claimed_range import ClaimedRange, RecordRun
 from zb_hdf5.field_sets.missing_steps import MissingReader, StepOptions, WantedRecords, wanted_steps
-from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim
+from zb_hdf5.field_sets.part_claim import STALE_S
+from zb_hdf5.field_sets.set_upkeep import RangeState, damaged_records, finish_set, range_states, state_of
 from zb_hdf5.files.paths import local_path, on_failure
-from zb_hdf5.files.publishing import published
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy
-from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN, SET_INDEX
-from zb_hdf5.store.found_set import SetIndex, bound_files, index_of, parts_in, require_bound, set_folder, split_of
+from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
+from zb_hdf5.store.found_set import bound_files, require_bound, set_folder, split_of
 from zb_hdf5.store.opening import open_corpus
 from zb_hdf5.store.sealed_text import sealed_text
 from zb_hdf5.store.set_facts import (
@@ -46,11 +45,9 @@ from zb_hdf5.store.set_facts import (
     files_to_json,
     grown_files,
     maker_text,
-    part_name,
     publish_new,
     records_in_part,
 )
-from zb_hdf5.store.value_part import ValuePart
 from zb_hdf5.text.tokenizers import require_tokenizer
 
 if TYPE_CHECKING:
@@ -303,25 +300,6 @@ def _load(folder: Path, name: str, corpus: Corpus, asked: SetFacts | None) -> Se
     return facts
 
 
-class RangeState(NamedTuple):
-    """The state of one range of records.
-
-    Attributes
-    ----------
-    first, stop
-        The records.
-    done
-        Those that are written.
-    owner
-        The job that has it; None: nobody has.
-    """
-
-    first: int
-    stop: int
-    done: int
-    owner: Owner | None
-
-
 class FieldSet:
     """A field set, to which this process writes. `open_field_set` makes it.
 
@@ -451,16 +429,8 @@ class FieldSet:
         again = self._again[0] < stop and first < self._again[1]
         if number in self._ranges or (again and number not in self._rewritten):
             return False
-        return not claim_path(self.folder / part_name(first)).exists() and self._done_in(first, stop) == stop - first
-
-    def _done_in(self, first: int, stop: int) -> int:
-        """Return how many records of a range are marked."""
-        done = 0
-        for start, path in parts_in(self.folder):
-            if first <= start < stop:
-                with closing(ValuePart(path, self.facts)) as part:
-                    done += int(part.is_there().sum())
-        return done
+        state = state_of(self.folder, self.facts, number)
+        return not state.missing and not state.claim.exists()
 
     def _claim(self, number: int) -> ClaimedRange | None:
         """Claim a range, unless this process has it already; None if another one has it."""
@@ -519,8 +489,10 @@ class FieldSet:
     def _commit(self, number: int, runs: list[RecordRun]) -> None:
         found = self._claim(number)
         if found is None:
-            owner = owner_of_claim(claim_path(self.folder / part_name(self.facts.cell(number)[0])))
-            raise UnavailableError(f"{self.folder}: record {runs[0][0]:,}: its part is written by {owner}")
+            owner = state_of(self.folder, self.facts, number).owner
+            raise UnavailableError(
+                f"{self.folder}: record {runs[0][0]:,}: its part is written by {owner or 'another process'}"
+            )
         for record, rows in runs:
             start = record - found.first
             there = found.there[start : start + _rows_in(rows)]
@@ -611,15 +583,12 @@ class FieldSet:
 
     def ranges(self) -> Iterator[RangeState]:
         """Yield the state of each range of records, from the marks and the claims as they are now."""
-        for number in range(self.facts.num_cells):
-            first, stop = self.facts.cell(number)
-            owner = owner_of_claim(claim_path(self.folder / part_name(first)))
-            yield RangeState(first, stop, self._done_in(first, stop), owner)
+        return range_states(self.folder, self.facts)
 
     @property
     def num_missing(self) -> int:
         """Records that are not written."""
-        return sum(state.stop - state.first - state.done for state in self.ranges())
+        return sum(state.missing for state in self.ranges())
 
     def finish(self) -> str:
         """See that all records are written, make the index of the set, and return its digest.
@@ -634,45 +603,13 @@ class FieldSet:
             If another process still writes.
         """
         self._require_open()
-        self._end_claims()
-        index = index_of(self.folder, self.facts)
-        with published(self.folder / SET_INDEX, overwrite=True) as file:
-            os.write(file.fd, index.to_json().encode())
-        return index.sha256
-
-    def _end_claims(self) -> None:
-        """End what claims are left: of this process, and of those that died; their values are read once."""
         for number in list(self._ranges):
             self._ranges.pop(number).close()
-        for number in range(self.facts.num_cells):
-            claim = claim_path(self.folder / part_name(self.facts.cell(number)[0]))
-            if not claim.exists():
-                continue
-            found = ClaimedRange.take(self.folder, self.facts, number, self._stale_s)
-            if found is None:
-                raise UnavailableError(f"{claim}: {owner_of_claim(claim) or 'another process'} still writes")
-            found.close()
+        return finish_set(self.folder, self.facts, self._stale_s)
 
     def verify(self) -> list[int]:
         """Read all values that are marked, and return the records whose crc32 differs."""
-        bad: list[int] = []
-        for first, path in parts_in(self.folder):
-            with closing(ValuePart(path, self.facts)) as part:
-                bad += (part.damaged() + first).tolist()
-        return bad
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the set has an index for all of its records."""
-        try:
-            return bool(sum(SetIndex.load(self.folder, self.facts).parts["records"]) == self.facts.num_records)
-        except NotFoundError:
-            return False
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the set was made."""
-        return max(0.0, time.time() - (self.folder / SET_FACTS).stat().st_mtime)
+        return damaged_records(self.folder, self.facts)
 
     def _require_open(self) -> None:
         if not self._is_open:

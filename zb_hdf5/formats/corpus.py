@@ -111,6 +111,8 @@ class Corpus:
     about
         Of the values of a field set: "next" if the one at a token is about the token after it, "token" if
         it is about that token; "" of others.
+    words
+        The words of the codes of a field set; empty of others.
     windows_of_set
         The windows of a stream that the values of a field set were made of; None: it has none.
     """
@@ -118,6 +120,7 @@ class Corpus:
     backend: str
     about: str = ""
     windows_of_set: Windows | None = None
+    words: tuple[str, ...] = ()
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
     #: The cure of damage that digests find, for its message.

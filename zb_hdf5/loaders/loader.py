@@ -32,7 +32,7 @@ from zb_hdf5.loaders.order import (
     whole_number,
     whole_seed,
 )
-from zb_hdf5.loaders.step_values import WantedFields
+from zb_hdf5.loaders.step_values import WantedFields, code_field
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -162,6 +162,8 @@ class Loader(EpochLoader[BatchT]):
         document came from, -1 where it is not known). A segment is a part of one document in one row, or padding: all
         follow from the stored pieces, and nothing from token ids.
         `("cu_seqlens", 4096)` among the names fills it up to this length, for `torch.compile` and CUDA graphs.
+        `"meta:lang"`, or `("meta", "lang")`, gives "meta:lang" (int64): the code of the document of each segment in
+        `Loader.words("lang")`, -1 where it has none. `zb fields make` makes these codes.
     fields
         Names of fields: their values come with the tokens, shape (batch_size, seq_len, ...). "teacher/logprobs" is a
         field of the field set "teacher" (`open_field_set`): of a field of records the shape is (batch_size, ...), of
@@ -413,6 +415,16 @@ class Loader(EpochLoader[BatchT]):
             If the store holds no documents.
         """
         return self.batches.corpus.require_documents().sources
+
+    def words(self, name: str) -> list[str]:
+        """Return the words of the codes of a field set; `documents=["meta:<name>"]` gives places in this list.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such field set.
+        """
+        return list(self.batches.corpus.field(code_field(name)).words)
 
     @property
     def num_records(self) -> int:

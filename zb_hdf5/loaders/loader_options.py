@@ -25,8 +25,9 @@ Last: TypeAlias = Literal["drop", "fill", "short", "masked"]
 DocumentValue: TypeAlias = Literal[
     "cu_seqlens", "max_seqlen", "seq_lens", "position_ids", "document_ids", "documents", "sources"
 ]
-#: The name of such a value; `cu_seqlens` may have the length to which it is filled up.
-DocumentName: TypeAlias = DocumentValue | tuple[Literal["cu_seqlens"], int]
+#: The name of such a value; `cu_seqlens` may have the length to which it is filled up, and "meta" has the name of a
+#: field set: at run time "meta:lang" is the same.
+DocumentName: TypeAlias = DocumentValue | tuple[Literal["cu_seqlens"], int] | tuple[Literal["meta"], str]
 WantedDocuments: TypeAlias = bool | Collection[DocumentName]
 Collate: TypeAlias = Literal["pad", "pack"]
 TooLong: TypeAlias = Literal["refuse", "truncate", "drop"]

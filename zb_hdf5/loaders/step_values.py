@@ -18,7 +18,7 @@ from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
-from zb_hdf5.field import BFLOAT16, RESERVED_NAMES, UNITS
+from zb_hdf5.field import BFLOAT16, CODE, RESERVED_NAMES, SET_MARK, UNITS
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
@@ -44,6 +44,9 @@ DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
 DOCUMENT_NUMBERS: Final = "documents"
 #: The value that has the place of the source of each segment among the names of all sources.
 SOURCES: Final = "sources"
+#: "meta:lang": the codes of a field set that `zb fields make` has made, for each segment.
+META: Final = "meta"
+META_MARK: Final = ":"
 #: The values that follow from the table of the documents.
 _OF_TABLE: Final = (DOCUMENT_NUMBERS, SOURCES)
 #: The values that have an item for each segment of a document in the step.
@@ -68,6 +71,11 @@ def _document_values(documents: bool | Collection[Any]) -> dict[str, int | None]
     found: dict[str, int | None] = {}
     for each in documents:
         name, capacity = with_companion("documents", each)
+        if name == META and isinstance(capacity, str):
+            name, capacity = f"{META}{META_MARK}{capacity}", None
+        if isinstance(name, str) and name.startswith(f"{META}{META_MARK}"):
+            found[name] = None
+            continue
         require_choice("documents", name, names)
         require_positive(**{f"the length of {name}": capacity})
         if capacity is not None and name != "cu_seqlens":
@@ -92,6 +100,11 @@ def wanted_fields(fields: WantedFields) -> dict[str, str]:
         if name in RESERVED_NAMES:
             raise ArgumentError(f"fields: a loader gives {name} to values of its own: choose another name")
     return dict(fields)
+
+
+def code_field(name: str) -> str:
+    """Return the field that has the codes of a field set, for each document."""
+    return f"{name}{SET_MARK}{CODE}"
 
 
 def _unit_of(reader: Batches, stored: str) -> str:
@@ -202,7 +215,9 @@ class StepValues:
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         self._units = {name: _unit_of(reader, stored) for name, stored in self._fields.items()}
-        of_documents = UNITS[2] in self._units.values()
+        codes = [name for name in self._documents if name.startswith(f"{META}{META_MARK}")]
+        self._codes = {name: code_field(name.partition(META_MARK)[2]) for name in codes}
+        of_documents = bool(codes) or UNITS[2] in self._units.values()
         self._needs_numbers = of_documents or not self._documents.keys().isdisjoint(_OF_TABLE)
         self._num_context = reader.num_context if targets else 0
         self._ends_documents = bool(self._documents or spans)
@@ -228,6 +243,8 @@ class StepValues:
                     f"{reader.path}: {name} has a value for each document: ask for documents too, such as "
                     "documents=('cu_seqlens',)"
                 )
+        for stored in self._codes.values():
+            reader.corpus.field(stored)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
         needs_table = self._needs_numbers or self._masked or self._spans
@@ -300,6 +317,10 @@ class StepValues:
             for name, stored in self._fields.items():
                 if self._units[name] == UNITS[2]:
                     step[name] = as_tensor(self._of_units(stored, numbers), self._kind(stored))
+            for name, stored in self._codes.items():
+                codes = self._of_units(stored, numbers).astype(np.int64)
+                codes[codes == self._padding(stored)] = -1
+                step[name] = from_numpy()(codes)
             if DOCUMENT_NUMBERS in self._documents:
                 step[DOCUMENT_NUMBERS] = as_tensor(numbers)
             if SOURCES in self._documents:

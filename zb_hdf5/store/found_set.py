@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from zb_hdf5.errors import (
     ArgumentError,
     ChecksumError,
+    ConvertError,
     FormatError,
     IncompleteError,
     NotFoundError,
+    Remedy,
     counted,
 )
 from zb_hdf5.field import Field
@@ -39,11 +42,13 @@ from zb_hdf5.spec import (
     SET_FACTS,
     SET_FIELD_KEYS,
     SET_FORMAT,
+    SET_GROWN,
     SET_INDEX,
     SET_PARTS_KEYS,
     SET_VERSION,
     SETS_FOLDER,
     SETS_SUFFIX,
+    VALUES_PREFIX,
     StoreMeta,
     TokenArray,
 )
@@ -92,6 +97,39 @@ def sets_of(path: Path) -> list[tuple[str, str]]:
     if isinstance(folder, RemotePath) or not folder.is_dir():
         return []
     return sorted((found.parent.parent.name, found.parent.name) for found in folder.glob(f"*/*/{SET_FACTS}"))
+
+
+def replaceable_names(folder: Path, names: str, dropped: Sequence[str] = ()) -> str:
+    """Return a regular expression of the names that replacing a folder may remove, with those of its field sets.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    names
+        That of the names without field sets; "": those of a store alone.
+    dropped
+        The field sets that are removed with it.
+
+    Raises
+    ------
+    ConvertError
+        If it has other field sets: their values would be lost.
+    """
+    there = sets_of(folder)
+    if not there or sets_folder(folder).parent != folder:
+        return names
+    if kept := sorted({name for name, _ in there} - set(dropped)):
+        raise ConvertError(
+            f"{folder}: has the field sets {', '.join(kept)}, whose values would be lost with its tokens",
+            remedy=Remedy.DROP_SETS,
+            at=",".join(kept),
+        )
+    folders = {each for pair in there for each in pair}
+    known = (SET_FACTS, SET_INDEX, SET_GROWN, VALUES_PREFIX)
+    files = rf"\.?({'|'.join(map(re.escape, known))})[.\w]*"
+    of_sets = "|".join([SETS_FOLDER, *map(re.escape, folders), files])
+    return f"({names})|({of_sets})" if names else of_sets
 
 
 def split_of(corpus: Corpus) -> str:
@@ -359,6 +397,7 @@ class SetCorpus(Corpus):
         super().__init__(path, meta, tokens)
         self.facts = facts
         self.about = facts.about
+        self.words = facts.words
         self.windows_of_set = Windows(1, facts.seq_len, facts.record_tokens) if facts.seq_len else None
 
     def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:

@@ -1,0 +1,284 @@
+"""`zb fields`: the field sets of a store, which other jobs have made for its tokens."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from zb_hdf5.console import LOCAL, Output, Progress, counted, format_bytes, format_seconds, output_options
+from zb_hdf5.option_groups import GroupedCommand, option_group
+
+if TYPE_CHECKING:
+    from zb_hdf5.store.set_facts import SetFacts
+
+_place_option = option_group("Place of the set")
+_codes_option = option_group("Codes")
+_removal_option = option_group("Removal")
+
+
+class SetFolder(NamedTuple):
+    """A field set in its folder."""
+
+    folder: Path
+    facts: SetFacts
+
+
+def set_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the path, the name of a set, and the options that tell where it lies; the command gets a `SetFolder`."""
+
+    @click.argument("path", type=LOCAL)
+    @click.argument("name")
+    @_place_option("--split", default="train", help="The split of the tokens.")
+    @_place_option("--path", "folder", type=LOCAL, help="The folder of the set. [default: with the tokens]")
+    @functools.wraps(command)
+    def run(path: Path, name: str, split: str, folder: Path | None, **given: Any) -> Any:
+        from zb_hdf5.errors import NotFoundError
+        from zb_hdf5.spec import SET_FACTS
+        from zb_hdf5.store.found_set import set_folder, sets_of
+        from zb_hdf5.store.set_facts import SetFacts
+
+        place = folder or set_folder(path, name, split)
+        if not (place / SET_FACTS).exists():
+            there = ", ".join(f"{each} ({of})" for each, of in sets_of(path)) or "none"
+            raise NotFoundError(f"{place}: there is no field set {name!r}; of {path} there are: {there}")
+        return command(found=SetFolder(place, SetFacts.load(place)), **given)
+
+    return run
+
+
+@click.group("fields")
+def zb_fields() -> None:
+    """Show, finish and remove field sets: values that jobs have computed for finished tokens.
+
+    \b
+    Example: zb fields list train-h5
+    """
+
+
+@zb_fields.command("list", short_help="List the field sets of a path.")
+@click.argument("path", type=LOCAL)
+@output_options
+def zb_fields_list(path: Path) -> Output:
+    """List the field sets that lie with PATH.
+
+    \b
+    Example: zb fields list train-h5
+    """
+    from zb_hdf5.store.found_set import set_folder, sets_of
+    from zb_hdf5.store.set_facts import SetFacts
+
+    rows = []
+    for name, split in sets_of(path):
+        folder = set_folder(path, name, split)
+        rows.append((name, split, _summary(SetFolder(folder, SetFacts.load(folder)))))
+    lines = [(f"{name} ({split})", _line_of(facts)) for name, split, facts in rows]
+    return Output(
+        {"path": str(path), "sets": [facts for *_, facts in rows]},
+        lines or [("sets", f"none: {path} has no field sets")],
+    )
+
+
+def _summary(found: SetFolder) -> dict[str, Any]:
+    """Return the facts of a set for a report."""
+    from zb_hdf5.field_sets.set_upkeep import range_states
+
+    facts = found.facts
+    states = list(range_states(found.folder, facts))
+    owners = [(state.first, str(state.owner)) for state in states if state.owner is not None]
+    return {
+        "name": facts.name,
+        "split": facts.split,
+        "folder": str(found.folder),
+        "fields": {field.name: field.to_json() for field in facts.fields},
+        "about": facts.about,
+        "records": facts.num_records,
+        "record_tokens": facts.record_tokens,
+        "seq_len": facts.seq_len,
+        "written": sum(state.done for state in states),
+        "bytes": facts.num_records * facts.record_bytes,
+        "parts": len(states),
+        "parts_done": sum(not state.missing for state in states),
+        "claims": [{"first": first, "owner": owner} for first, owner in owners],
+        "finished": _is_finished(found),
+        "maker": facts.maker,
+        "note": facts.note,
+        "words": list(facts.words),
+        "bound_by": _bound_by(facts),
+    }
+
+
+def _is_finished(found: SetFolder) -> bool:
+    from zb_hdf5.errors import NotFoundError
+    from zb_hdf5.store.found_set import SetIndex
+
+    try:
+        records = SetIndex.load(found.folder, found.facts).parts["records"]
+    except NotFoundError:
+        return False
+    return bool(sum(records) == found.facts.num_records)
+
+
+def _bound_by(facts: SetFacts) -> str:
+    from zb_hdf5.store.set_facts import SAMPLED
+
+    sampled = sum(file.digest.startswith(SAMPLED) for file in facts.files)
+    return f"a sample of {counted(sampled, 'file')}" if sampled else "digests"
+
+
+def _line_of(facts: dict[str, Any]) -> str:
+    state = "finished" if facts["finished"] else f"{facts['written']:,} of {facts['records']:,} records"
+    return f"{', '.join(facts['fields'])}; {state}; {format_bytes(facts['bytes'])}"
+
+
+@zb_fields.command("info", cls=GroupedCommand, short_help="Describe a field set, and how far its jobs are.")
+@set_arguments
+@output_options
+def zb_fields_info(found: SetFolder) -> Output:
+    """Describe the field set NAME of PATH: fields, maker, records that are written, and who has which parts.
+
+    \b
+    Example: zb fields info train-h5 teacher
+    """
+    from zb_hdf5.spec import SET_FACTS
+
+    facts = _summary(found)
+    rate, left_s = _pace(facts, time.time() - (found.folder / SET_FACTS).stat().st_mtime)
+    fields = [
+        f"{field.name} {field.kind or field.dtype} {field.shape or ''} a {field.unit}".replace("  ", " ")
+        for field in found.facts.fields
+    ]
+    lines = [
+        ("set", f"{facts['name']} ({facts['split']}) in {facts['folder']}"),
+        ("fields", "; ".join(fields)),
+        ("about", "the next token" if facts["about"] == "next" else "the token"),
+        ("records", f"{facts['written']:,} of {facts['records']:,} written, {format_bytes(facts['bytes'])} in all"),
+        ("parts", f"{facts['parts_done']:,} of {facts['parts']:,} done"),
+        *[("claimed", f"from record {claim['first']:,} by {claim['owner']}") for claim in facts["claims"]],
+        ("bound by", facts["bound_by"]),
+    ]
+    if facts["seq_len"]:
+        lines.append(("windows", f"{facts['seq_len']:,} tokens, every {facts['record_tokens']:,}"))
+    lines += [(name, facts[name]) for name in ("maker", "note") if facts[name]]
+    if facts["finished"]:
+        lines.append(("state", "finished"))
+    elif rate:
+        lines.append(("rate", f"{rate:,.1f} records/s since it was made, {format_seconds(left_s)} left"))
+    return Output({**facts, "records_per_s": rate, "left_s": left_s}, lines)
+
+
+def _pace(facts: dict[str, Any], age_s: float) -> tuple[float, float]:
+    """Return the records in a second since a set was made, and the seconds for the rest."""
+    rate = facts["written"] / age_s if age_s > 0 else 0.0
+    return rate, (facts["records"] - facts["written"]) / rate if rate else 0.0
+
+
+@zb_fields.command("finish", cls=GroupedCommand, short_help="Make the index of a set whose records are all written.")
+@set_arguments
+@output_options
+def zb_fields_finish(found: SetFolder) -> Output:
+    """See that all records of the field set NAME of PATH are written, and make its index.
+
+    \b
+    Example: zb fields finish train-h5 teacher
+    """
+    from zb_hdf5.field_sets.set_upkeep import finish_set
+
+    sha256 = finish_set(found.folder, found.facts)
+    return Output(
+        {"folder": str(found.folder), "records": found.facts.num_records, "sha256": sha256},
+        [("finished", f"{found.folder}: {counted(found.facts.num_records, 'record')}"), ("sha256", sha256)],
+    )
+
+
+@zb_fields.command("verify", cls=GroupedCommand, short_help="Compare all values of a set with their crc32.")
+@set_arguments
+@output_options
+def zb_fields_verify(found: SetFolder) -> Output:
+    """Read all values of the field set NAME of PATH, and compare each record with its crc32.
+
+    \b
+    Example: zb fields verify train-h5 teacher
+    """
+    from zb_hdf5.errors import ChecksumError
+    from zb_hdf5.field_sets.set_upkeep import damaged_records
+
+    with Progress("verify", found.facts.num_records, unit="records") as progress:
+        bad = damaged_records(found.folder, found.facts, progress.advance)
+    written = _summary(found)["written"]
+    text = f"damaged: records {', '.join(map(str, bad[:10]))}" if bad else f"{counted(written, 'record')} are whole"
+    report = {"folder": str(found.folder), "records": written, "damaged": bad}
+    return Output(report, [("verified", text)], exit_code=ChecksumError.exit_code if bad else 0)
+
+
+@zb_fields.command("release", cls=GroupedCommand, short_help="End the claims of jobs on the parts of a set.")
+@set_arguments
+@output_options
+def zb_fields_release(found: SetFolder) -> Output:
+    """End the claims of all jobs on parts of the field set NAME of PATH, for jobs that are dead and cannot be asked.
+
+    A job that is alive all the same ends at its next write.
+
+    \b
+    Example: zb fields release train-h5 teacher
+    """
+    from zb_hdf5.field_sets.set_upkeep import release_claims
+
+    released = release_claims(found.folder, found.facts)
+    return Output(
+        {"released": [{"first": first, "owner": str(owner)} for first, owner in released]},
+        [("released", f"from record {first:,}: {owner}") for first, owner in released] or [("released", "none")],
+    )
+
+
+@zb_fields.command("drop", cls=GroupedCommand, short_help="Remove a field set with all of its values.")
+@set_arguments
+@_removal_option("--yes", is_flag=True, help="Remove it without a question.")
+@output_options
+def zb_fields_drop(found: SetFolder, yes: bool) -> Output:
+    """Remove the field set NAME of PATH with all of its values. The tokens stay.
+
+    \b
+    Example: zb fields drop train-h5 teacher --yes
+    """
+    from zb_hdf5.field_sets.set_upkeep import drop_set
+
+    if not yes:
+        written = _summary(found)["written"]
+        click.confirm(f"Remove {found.folder}, with the values of {counted(written, 'record')}?", abort=True)
+    num_bytes = drop_set(found.folder, found.facts)
+    return Output(
+        {"removed": str(found.folder), "num_bytes": num_bytes},
+        [("removed", f"{found.folder}, {format_bytes(num_bytes)}")],
+    )
+
+
+@zb_fields.command("make", cls=GroupedCommand, short_help="Make codes of the documents, by a key of their metadata.")
+@click.argument("path", type=LOCAL)
+@click.argument("name")
+@_codes_option("--meta", "key", required=True, help="The key of the metadata whose values become codes.")
+@_place_option("--split", default="train", help="The split of the tokens.")
+@_place_option("--path", "folder", type=LOCAL, help="The folder of the set. [default: with the tokens]")
+@output_options
+def zb_fields_make(path: Path, name: str, key: str, split: str, folder: Path | None) -> Output:
+    """Make the field set NAME of PATH, with a code for each document: that of the value of a key of its metadata.
+
+    A loader gives the codes by documents=["meta:NAME"].
+
+    \b
+    Example: zb fields make text-h5 lang --meta lang
+    """
+    from zb_hdf5.field_sets.document_words import make_words
+    from zb_hdf5.store.opening import open_corpus
+
+    with open_corpus(path, split=split) as corpus, Progress("fields", 0, unit="docs") as progress:
+        total = len(corpus.require_documents())
+        words = make_words(corpus, name, key, path=folder, progress=lambda done: progress.advance(done, total))
+    return Output(
+        {"name": name, "key": key, "words": words},
+        [("made", f"{name}: {counted(len(words), 'value')} of {key}: {', '.join(words[:8])}")],
+    )

@@ -1,0 +1,121 @@
+"""The upkeep of a field set in its folder: its state and its end, damaged values, claims that are let go, removal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from zb_hdf5.errors import UnavailableError
+from zb_hdf5.field_sets.claimed_range import ClaimedRange
+from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim, release_by_hand
+from zb_hdf5.files.publishing import published
+from zb_hdf5.spec import SET_INDEX
+from zb_hdf5.store.found_set import index_of, parts_in
+from zb_hdf5.store.set_facts import SetFacts, part_name
+from zb_hdf5.store.value_part import ValuePart
+
+
+class RangeState(NamedTuple):
+    """The state of one range of records.
+
+    Attributes
+    ----------
+    first, stop
+        The records.
+    done
+        Those that are written.
+    claim
+        The path of its claim, which need not exist.
+    owner
+        The process that has it; None: nobody has.
+    """
+
+    first: int
+    stop: int
+    done: int
+    claim: Path
+    owner: Owner | None
+
+    @property
+    def missing(self) -> int:
+        """Records that are not written."""
+        return self.stop - self.first - self.done
+
+
+def state_of(folder: Path, facts: SetFacts, number: int) -> RangeState:
+    """Return the state of a range by its number, from its marks and its claim as they are now."""
+    first, stop = facts.cell(number)
+    done = 0
+    for start, path in parts_in(folder):
+        if first <= start < stop:
+            with closing(ValuePart(path, facts)) as part:
+                done += int(part.is_there().sum())
+    claim = claim_path(folder / part_name(first))
+    return RangeState(first, stop, done, claim, owner_of_claim(claim))
+
+
+def range_states(folder: Path, facts: SetFacts) -> Iterator[RangeState]:
+    """Yield the state of each range of records."""
+    return (state_of(folder, facts, number) for number in range(facts.num_cells))
+
+
+def finish_set(folder: Path, facts: SetFacts, stale_s: float = STALE_S) -> str:
+    """See that all records are written, make the index of a set, and return its digest. Raises as `FieldSet.finish`."""
+    for number in range(facts.num_cells):
+        claim = claim_path(folder / part_name(facts.cell(number)[0]))
+        if not claim.exists():
+            continue
+        found = ClaimedRange.take(folder, facts, number, stale_s)  # of an owner that died: its values are read once
+        if found is None:
+            raise UnavailableError(f"{claim}: {owner_of_claim(claim) or 'another process'} still writes")
+        found.close()
+    index = index_of(folder, facts)
+    with published(folder / SET_INDEX, overwrite=True) as file:
+        os.write(file.fd, index.to_json().encode())
+    return index.sha256
+
+
+def damaged_records(folder: Path, facts: SetFacts, progress: Callable[[int], None] = lambda _: None) -> list[int]:
+    """Read all values that are marked, and return the records whose crc32 differs.
+
+    Parameters
+    ----------
+    progress
+        Called with the records of each part that was read.
+    """
+    bad: list[int] = []
+    for first, path in parts_in(folder):
+        with closing(ValuePart(path, facts)) as part:
+            bad += (part.damaged() + first).tolist()
+            progress(part.layout.records)
+    return bad
+
+
+def release_claims(folder: Path, facts: SetFacts) -> list[tuple[int, Owner | None]]:
+    """Remove all claims on the parts of a set; return the first record of each, and its owner."""
+    states = [state for state in range_states(folder, facts) if state.claim.exists()]
+    return [(state.first, release_by_hand(folder / part_name(state.first))) for state in states]
+
+
+def drop_set(folder: Path, facts: SetFacts) -> int:
+    """Remove a set with all of its values, and return the bytes that are free then.
+
+    Raises
+    ------
+    UnavailableError
+        If a process still writes to it.
+    """
+    for state in range_states(folder, facts):
+        if state.owner is not None and not state.owner.is_dead:
+            raise UnavailableError(f"{state.claim}: {state.owner} still writes")
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    shutil.rmtree(folder)
+    for above in (folder.parent, folder.parent.parent):  # of the name, and of all sets
+        if any(above.iterdir()):
+            break
+        above.rmdir()
+    return num_bytes

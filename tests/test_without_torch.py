@@ -52,7 +52,14 @@ convert stream-to-hdf5 stream rows {SHAPE}
 convert stream-to-batch stream rows-batch {SHAPE} --tokens-only
 tokenizer train text.parquet --vocab-size 300 -o tok.json
 convert parquet-to-hdf5 text.parquet parquet-h5 --tokenizer byte {SHAPE}
-convert jsonl-to-hdf5 text.jsonl jsonl-h5 --tokenizer byte {SHAPE}
+convert jsonl-to-hdf5 text.jsonl jsonl-h5 --tokenizer byte {SHAPE} --metadata-columns lang
+fields make jsonl-h5 lang --meta lang
+fields list jsonl-h5
+fields info jsonl-h5 lang
+fields finish jsonl-h5 lang
+fields verify jsonl-h5 lang
+fields release jsonl-h5 lang
+fields drop jsonl-h5 lang --yes
 convert text-to-hdf5 text.txt text-h5 --tokenizer byte {SHAPE}
 info parquet-h5
 show parquet-h5 --batch 0
@@ -135,7 +142,7 @@ def write_sources(folder):
     np.save(folder / "flat.npy", TOKENS)
     texts = ["once upon a time there was a house"] * 20
     parquet.write_table(pyarrow.table({"text": texts}), folder / "text.parquet")
-    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": text, "lang": "en"}) + "\n" for text in texts))
     (folder / "text.txt").write_text("\n".join(texts))
 
 

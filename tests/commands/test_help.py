@@ -13,7 +13,7 @@ import pytest
 from commandline import commands_of, run_zb, succeed
 from contents import write_batches, write_stream
 
-from zb_hdf5 import Loader, MixedLoader, train_tokenizer
+from zb_hdf5 import Loader, MixedLoader, open_field_set, train_tokenizer
 from zb_hdf5.commands import timing
 from zb_hdf5.commands.zb import FIRST, zb
 from zb_hdf5.converters.cli import convert_commands as convert
@@ -93,6 +93,13 @@ def data(folder, tmp_path_factory):
         write_batches(made / "data" / name, tokens[:64].reshape(-1, 2, 8), dtype="uint16")
     (made / "data/train.h5").rename(made / "data/train.h5.partial")
     (made / "data/train.batch.crc32").unlink()
+    with open_field_set(made / "data/train", "teacher", {"weight": "f4"}) as teacher:
+        for found in teacher.missing(batch_size=500, quiet=True):
+            teacher.write(found["records"], weight=found["tokens"].float())
+    lines = (json.dumps({"text": text, "lang": "en"}) + "\n" for text in TEXTS)
+    (made / "said.jsonl").write_text("".join(lines))
+    words = ["--tokenizer=byte", "--seq-len=64", "--batch-size=2", "--metadata-columns=lang", "--quiet"]
+    succeed(convert, "jsonl-to-hdf5", made / "said.jsonl", made / "text-h5", *words)
     (made / "s_0.parquet").write_bytes(b"fetched")
     for file in MEGATRON.iterdir():
         shutil.copy(file, made / f"corpus{file.suffix}")

@@ -56,7 +56,7 @@ def zb_fields() -> None:
     """Show, finish and remove field sets: values that jobs have computed for finished tokens.
 
     \b
-    Example: zb fields list train-h5
+    Example: zb fields list data/train
     """
 
 
@@ -67,7 +67,7 @@ def zb_fields_list(path: Path) -> Output:
     """List the field sets that lie with PATH.
 
     \b
-    Example: zb fields list train-h5
+    Example: zb fields list data/train
     """
     from zb_hdf5.store.found_set import set_folder, sets_of
     from zb_hdf5.store.set_facts import SetFacts
@@ -142,7 +142,7 @@ def zb_fields_info(found: SetFolder) -> Output:
     """Describe the field set NAME of PATH: fields, maker, records that are written, and who has which parts.
 
     \b
-    Example: zb fields info train-h5 teacher
+    Example: zb fields info data/train teacher
     """
     from zb_hdf5.spec import SET_FACTS
 
@@ -184,7 +184,7 @@ def zb_fields_finish(found: SetFolder) -> Output:
     """See that all records of the field set NAME of PATH are written, and make its index.
 
     \b
-    Example: zb fields finish train-h5 teacher
+    Example: zb fields finish data/train teacher
     """
     from zb_hdf5.field_sets.set_upkeep import finish_set
 
@@ -202,7 +202,7 @@ def zb_fields_verify(found: SetFolder) -> Output:
     """Read all values of the field set NAME of PATH, and compare each record with its crc32.
 
     \b
-    Example: zb fields verify train-h5 teacher
+    Example: zb fields verify data/train teacher
     """
     from zb_hdf5.errors import ChecksumError
     from zb_hdf5.field_sets.set_upkeep import damaged_records
@@ -224,7 +224,7 @@ def zb_fields_release(found: SetFolder) -> Output:
     A job that is alive all the same ends at its next write.
 
     \b
-    Example: zb fields release train-h5 teacher
+    Example: zb fields release data/train teacher
     """
     from zb_hdf5.field_sets.set_upkeep import release_claims
 
@@ -243,7 +243,7 @@ def zb_fields_drop(found: SetFolder, yes: bool) -> Output:
     """Remove the field set NAME of PATH with all of its values. The tokens stay.
 
     \b
-    Example: zb fields drop train-h5 teacher --yes
+    Example: zb fields drop data/train teacher --yes
     """
     from zb_hdf5.field_sets.set_upkeep import drop_set
 

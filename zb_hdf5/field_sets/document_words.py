@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import CODE, UNITS, Field
-from zb_hdf5.field_sets.field_set import open_field_set
+from zb_hdf5.field_sets.field_set import FieldSet, open_field_set
 from zb_hdf5.formats.corpus import Corpus
 
 #: Documents whose metadata are read at once.
@@ -86,10 +86,11 @@ def make_words(
     return list(ordered)
 
 
-def _write(made: Any, codes: npt.NDArray[Any]) -> None:
-    for step in made.missing(batch_size=READ_AT_ONCE, quiet=True):
-        numbers = step["documents"].numpy()
-        made.write(numbers, **{CODE: codes[numbers]})
+def _write(made: FieldSet, codes: npt.NDArray[np.uint16]) -> None:
+    """Write the codes of all documents."""
+    for start in range(0, len(codes), READ_AT_ONCE):
+        some = codes[start : start + READ_AT_ONCE]
+        made.write(np.arange(start, start + len(some)), **{CODE: some})
 
 
 def _metadata(table: DocumentTable) -> Iterator[list[bytes]]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import click
 import h5py
@@ -634,7 +635,7 @@ RECIPES = {
     "StatefulDataLoader of torchdata": "torchdata",
     "Context parallel: a slice of each row": "torch",
     "DeepSpeed": "deepspeed",
-    "torchtitan": "torchtitan",
+    "torchtitan": "torchtitan.components.data.loader",
     "Ray Train": "ray",
     "grain": "grain",
     "nanochat": "torch",
@@ -643,16 +644,17 @@ RECIPES = {
 #: Heading -> the lines that use the objects of a recipe as its framework does.
 USES = {
     "torchtitan": """
-batch = {"seq_len": 64, "local_batch_size": 8, "tokenizer": None, "snapshot_every_n_steps": None}
+batch = {"max_context_length": 64, "num_tokens_per_batch": 512, "tokenizer": None}
 built = dataloader.build(dp_rank=0, dp_world_size=1, **batch)
 if Path("state.json").exists():
     built.load_state_dict(json.loads(Path("state.json").read_text()))
 for _, (inputs, labels) in zip(range(4), built):
-    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (8, 64)
-    step(inputs["input"])
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (512,)
+    step(inputs["input"].view(8, 64))
 Path("state.json").write_text(json.dumps(built.state_dict()))
-for inputs, _ in replace(held_out, infinite=False).build(dp_rank=0, dp_world_size=1, **batch):
-    evaluate(inputs["input"])
+built.close()
+for inputs, _ in replace(held_out, repeat=False).build(dp_rank=0, dp_world_size=1, **batch):
+    evaluate(inputs["input"].view(8, 64))
 """,
     "nanochat": """
 if Path("state.json").exists():
@@ -738,6 +740,53 @@ def test_a_recipe_runs_and_the_next_job_goes_on(name, store_of_recipes, tmp_path
     else:
         assert train == expected[:64]
     assert sorted(held_out) == sorted(validated) or name in OF_A_PART
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_loader_of_torchtitan_goes_on_with_another_degree_and_ends_on_any(store_of_recipes, tmp_path, monkeypatch):
+    """As its trainer and its checkpoints use it: 20 batches of 1 rank, then 3 ranks up to the end of the epoch."""
+    pytest.importorskip(RECIPES["torchtitan"])
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    space = {"__name__": "recipe"}
+    monkeypatch.setitem(sys.modules, "recipe", ModuleType("recipe"))  # a dataclass looks for the module of its class
+    exec(recipes()["torchtitan"], space)
+    config = space["StoredTokens"].Config(path=str(store_of_recipes), repeat=False)
+
+    def built(rank, count):
+        sizes = {"max_context_length": 64, "num_tokens_per_batch": 128, "tokenizer": None}
+        return config.build(dp_rank=rank, dp_world_size=count, **sizes)
+
+    with zb_hdf5.Loader(store_of_recipes, targets=True, documents=True, last="short", rank=0, world_size=1) as loader:
+        steps = list(loader)
+    rows = torch.cat([step["tokens"] for step in steps])
+    targets = torch.cat([step["targets"] for step in steps])
+    one = built(0, 1)
+    first = list(zip(range(20), one, strict=False))
+    assert torch.equal(torch.cat([labels for _, (_, labels) in first]), targets[:40].flatten())
+    dcp.save({"dataloader": one}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    found = []
+    for rank in range(3):
+        part = built(rank, 3)
+        dcp.load({"dataloader": part}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        found.append([(inputs["input"].view(2, 64), labels.view(2, 64)) for inputs, labels in part])
+        assert not list(zip(range(1), resumed_at_end(built(rank, 3), part), strict=False))
+        part.close()
+    assert len({len(steps) for steps in found}) == 1
+    merged = [each for step in zip(*found, strict=True) for each in step]
+    rest = len(rows) - 40
+    assert torch.equal(torch.cat([each[0] for each in merged])[:rest], rows[40:])
+    labels = torch.cat([each[1] for each in merged])
+    assert torch.equal(labels[:rest], targets[40:])
+    assert (labels[rest:] == -100).all()
+    one.close()
+
+
+def resumed_at_end(loader, ended):
+    loader.load_state_dict(ended.state_dict())
+    return loader
 
 
 def rows_of_store(path, split):

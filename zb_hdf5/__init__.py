@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.loaders.made_up_corpus import made_up_corpus as made_up_corpus
     from zb_hdf5.loaders.mixture import MixedLoader as MixedLoader
     from zb_hdf5.loaders.order import resolve_rank as resolve_rank
+    from zb_hdf5.loaders.store_records import StoreRecords as StoreRecords
     from zb_hdf5.loaders.text_loader import TextLoader as TextLoader
     from zb_hdf5.loaders.token_loader import TokenLoader as TokenLoader
     from zb_hdf5.read_as import ReadAs as ReadAs
@@ -109,6 +110,7 @@ _MODULES: Final = {
     "made_up_corpus": "zb_hdf5.loaders.made_up_corpus",
     "MixedLoader": "zb_hdf5.loaders.mixture",
     "resolve_rank": "zb_hdf5.loaders.order",
+    "StoreRecords": "zb_hdf5.loaders.store_records",
     "TextLoader": "zb_hdf5.loaders.text_loader",
     "TokenLoader": "zb_hdf5.loaders.token_loader",
     "ReadAs": "zb_hdf5.read_as",

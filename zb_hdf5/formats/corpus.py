@@ -411,7 +411,8 @@ class Corpus:
         stored = self.windows
         if stored is None:
             if batch_size is None or seq_len is None:
-                raise ArgumentError(f"{self.path}: is a token stream: pass batch_size and seq_len for windows over it")
+                missing = "batch_size and seq_len" if batch_size is None else "seq_len"
+                raise ArgumentError(f"{self.path}: is a token stream: pass {missing} for windows over it")
             for name, size in {"batch_size": batch_size, "seq_len": seq_len}.items():
                 if size < 1:
                     raise ArgumentError(f"{self.path}: {name} must be at least 1, found {size}", options=[name])

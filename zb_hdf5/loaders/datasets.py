@@ -13,13 +13,12 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from zb_hdf5.documents.pieces import IGNORED_TARGET, position_ids, ranges
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
-from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
+from zb_hdf5.loaders.store_records import POSITION_IDS, RecordValues
 
 
 class SharedEpoch:
@@ -266,9 +265,7 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     def __init__(self, reader: Batches, *, documents: bool = False, labels: str | None = None) -> None:
         self._reader = reader
         self._documents = documents
-        self._targets = StoredTargets(reader, labels) if has_targets(reader) else None
-        if documents:
-            reader.read_pieces(np.empty(0, np.int64))  # names what is missing
+        self._values = RecordValues(reader, documents=(POSITION_IDS,) if documents else (), labels=labels)
 
     def __len__(self) -> int:
         return self._reader.num_records
@@ -280,22 +277,7 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         """Return several records, gathered at once."""
         records = np.asarray(indices, dtype=np.int64)
         records = np.where(records < 0, records + len(self), records)
-        tokens = values_of(self._reader, records).astype(np.int64)
-        labels = tokens.copy()
-        if self._targets is not None:
-            labels = self._targets.labels_of(tokens, lambda name: values_of(self._reader.field(name), records))
-        if self._reader.num_context:
-            labels[records > 0, : self._reader.overlap] = IGNORED_TARGET  # they are labels of the record before
-        values = {"input_ids": tokens, "labels": labels}
-        if self._documents or self._reader.has_padding:
-            pieces = self._reader.read_pieces(records)
-            padding = pieces.is_padding
-            flat = values["labels"].reshape(-1)
-            flat[ranges(pieces.starts[padding], pieces.lengths[padding])] = IGNORED_TARGET
-            if self._documents:
-                flat[pieces.starts] = IGNORED_TARGET
-                values["position_ids"] = position_ids(pieces).astype(np.int64)
-        rows = {name: torch.from_numpy(array) for name, array in values.items()}
+        rows = {name: torch.from_numpy(array) for name, array in self._values.of(records).items()}
         return [{name: array[number] for name, array in rows.items()} for number in range(len(records))]
 
     def __repr__(self) -> str:

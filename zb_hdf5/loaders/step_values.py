@@ -113,6 +113,12 @@ def _unit_of(reader: Batches, stored: str) -> str:
     return UNITS[0] if field is None else field.unit
 
 
+def require_field_names(fields: Sequence[str]) -> None:
+    """Raise `ArgumentError` for one text in place of names of fields."""
+    if isinstance(fields, str):
+        raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
+
+
 def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
     """Raise `ArgumentError` unless documents can be masked.
 

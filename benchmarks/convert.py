@@ -1,4 +1,4 @@
-"""Conversions against `cp` and a flush to disk, and with --old against those of another build.
+"""Conversions against `cp` and a flush to disk, and with --old against the conversions of another build.
 
 Each conversion is a fork of a process that has imported the package, its data in the page cache; its work ends when the
 result is on the disk. Figures are seconds, and the peak of resident memory.

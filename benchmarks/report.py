@@ -24,7 +24,7 @@ WHY: Final = """\
 A loop over a memory map compares nothing, and has no order that another number of ranks can go on with. A checked batch
 is read twice, once for its crc32, whose time depends on the processor (it is in the line of the machine): the loop over
 a memory map that computes one as well is the limit of a checked loader. A `DataLoader` adds its own time to each batch.
-The bars are those of a quiet machine: the load in the line of the machine is part of each figure."""
+The bars hold on a quiet machine: the load in the line of the machine is part of each figure."""
 #: Rows of this package are named so.
 OURS: Final = ("Loader", "dataset()", "hdf5", "batch,", "packed", "windows,", "our stream")
 TOP: Final = """\

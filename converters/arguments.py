@@ -82,7 +82,7 @@ def convert(
 ) -> Report | None:
     """Convert tokens or documents to another format, as `zb convert` does.
 
-    The options are those of the command, by the same names. An option that is None has the default of its kind of
+    The options are the options of the command, by the same names. An option that is None has the default of its kind of
     source, which `zb convert --from FORMAT --to FORMAT --help` names; one that the source has no use for is refused.
     They stand in the groups of that help: the sources, the layout, the files that are written, and the work.
 

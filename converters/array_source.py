@@ -22,9 +22,9 @@ from zb_hdf5.converters.batch_source import (
     out_of_range,
     require_pad_id,
 )
-from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
+from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles
@@ -68,7 +68,7 @@ class ArrayFile(ABC):
 
     @property
     def reads_alone(self) -> bool:
-        """Whether a record is read without others, such as those of its compressed chunk."""
+        """Whether a record is read without others, such as the records of its compressed chunk."""
         return True
 
     def compare_digests(self) -> None:

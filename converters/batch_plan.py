@@ -13,8 +13,8 @@ from zb_hdf5.converters.batch_source import BatchSource, SourceShard
 from zb_hdf5.converters.batch_target import BatchFiles
 from zb_hdf5.converters.conversion import MOST_SHARDS
 from zb_hdf5.converters.journal import file_states, meta_to_json
-from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, names_of_shards
+from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.errors import Remedy
 from zb_hdf5.spec import DEFAULT_SPLIT, ORIGIN_ATTRIBUTES
 from zb_hdf5.store.format_list import FORMATS
@@ -104,7 +104,7 @@ def _tasks(source: BatchSource, target: Target, cuts: list[tuple[int, int]]) -> 
 
 
 def _meta_of(source: BatchSource, shard: SourceShard, start: int, stop: int) -> StoreMeta:
-    """Return the shape of a shard, with its documents and its records: those of all add up to the whole."""
+    """Return the shape of a shard, with its documents and its records: the shapes of all add up to the whole."""
     meta = source.meta
     records = shard.records
     if records is None:
@@ -114,7 +114,7 @@ def _meta_of(source: BatchSource, shard: SourceShard, start: int, stop: int) -> 
 
 
 def _shards(source: BatchSource, cuts: list[tuple[int, int]]) -> Sequence[SourceShard]:
-    """Return those of the source, or as its batches are cut, which are then of one split."""
+    """Return the batches of the source, or as its batches are cut, which are then of one split."""
     if cuts == source.cuts:
         return source.shards
     split = source.shards[0].split if source.shards else DEFAULT_SPLIT

@@ -53,7 +53,7 @@ class TokenCounts:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
 
     def add(self, later: TokenCounts) -> None:
-        """Add those of another file."""
+        """Add the counts of another file."""
         for name in ("tokens_in", "padded", "padding_rows", "documents", "documents_lossy", "characters_lost"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         self.documents_dropped.merge(later.documents_dropped)
@@ -141,7 +141,7 @@ class BatchSource(ABC):
     suspects
         The options that an id outside of the range proves wrong.
     reads_alone
-        Whether a record is read without others, such as those of its compressed chunk.
+        Whether a record is read without others, such as the records of its compressed chunk.
     cold
         Whether random reads wait for a disk: then they are announced to the kernel.
     origin

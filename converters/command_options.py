@@ -1,4 +1,4 @@
-"""The options of a conversion as those of a command: their types, their groups, and their defaults in words."""
+"""The options of a conversion as options of a command: their types, their groups, and their defaults in words."""
 
 from __future__ import annotations
 

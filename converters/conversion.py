@@ -6,6 +6,7 @@ flag, the checks, the refusal by other sources and the value of a conversion fol
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -164,15 +165,7 @@ class InputOptions:
     @property
     def read_as(self) -> ReadAs:
         """How files are read that do not tell it; `ArgumentError` if the options contradict each other."""
-        return ReadAs(
-            dataset=self.dataset,
-            axes=self.axes,
-            channel=self.channel,
-            field_channels=self.field_channels or {},
-            source_dtype=self.source_dtype,
-            skip_bytes=self.skip_bytes,
-            unwritten=self.unwritten,
-        )
+        return _read_as(vars(self))
 
     @property
     def headerless(self) -> dict[str, Any]:
@@ -442,12 +435,19 @@ OPTIONS: Final[dict[str, Option]] = {
     for group, kind in OPTION_CLASSES.items()
     for each in fields(kind)
 }
+#: The options that are arguments of `ReadAs`.
+READ_AS: Final = tuple(each.name for each in fields(ReadAs) if each.name in OPTIONS)
 
 
 def options_of(roles: Sequence[Role]) -> dict[str, Taking]:
     """Return how each option is taken by a source of some roles, of those that it takes."""
     found = {name: each.taking(roles) for name, each in OPTIONS.items()}
     return {name: taking for name, taking in found.items() if taking is not None}
+
+
+def _read_as(options: Mapping[str, Any]) -> ReadAs:
+    """Return how files are read, of all options by their names: those that `ReadAs` has, where they are given."""
+    return ReadAs(**{name: options[name] for name in READ_AS if options.get(name) is not None})
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
@@ -505,11 +505,7 @@ class Conversion:
         self.source_format = source_format
         self.progress = progress
         self.engine = engine
-        self._options = {
-            name: _as_number(name, value) if OPTIONS[name].kind == "size" else value
-            for name, value in options.items()
-            if value is not None
-        }
+        self._options = {name: _of_kind(name, value) for name, value in options.items() if value is not None}
 
     def __getattr__(self, name: str) -> Any:
         """Return an option as it was given; None: it was not."""
@@ -528,6 +524,11 @@ class Conversion:
         return {name for name, value in self._options.items() if value or OPTIONS[name].kind != "flag"}
 
     @property
+    def read_as(self) -> ReadAs:
+        """How files are read that do not tell it; `ArgumentError` if the options contradict each other."""
+        return _read_as(self._options)
+
+    @property
     def is_stream(self) -> bool:
         """Whether documents are kept, and do not become rows."""
         return STREAM in (self.target, self.layout) or self.target in document_targets()
@@ -537,11 +538,6 @@ class Conversion:
         for name, each in OPTIONS.items():
             if (value := getattr(self, name)) is not None:
                 each.require(name, value)
-        if self.shard_range is not None and not 0 <= self.shard_range[0] < self.shard_range[1]:
-            raise ArgumentError(
-                f"shard_range must be (i, n) with i from 0 to n - 1, found {tuple(self.shard_range)}",
-                options=["shard_range"],
-            )
         self._require_of_target()
         for name, each in OPTIONS.items():
             other = each.instead_of
@@ -570,6 +566,25 @@ class Conversion:
             unused.append("layout")
         if unused and self.target in document_targets():
             raise ArgumentError(f"{self.target} files have no use for {', '.join(unused)}", options=unused)
+
+
+def _of_kind(name: str, value: Any) -> Any:
+    """Return the value of an option as all of its kind are: a size may be text, a share any two numbers."""
+    kind = OPTIONS[name].kind
+    if kind == "size":
+        return _as_number(name, value)
+    return _as_share(name, value) if kind == "range" else value
+
+
+def _as_share(name: str, part: Any) -> ShardRange:
+    """Return a share of the shards; `ArgumentError` for anything but a job and the number of jobs."""
+    try:
+        found = ShardRange(*map(operator.index, part))
+    except TypeError:
+        found = ShardRange(0, 0)
+    if not 0 <= found.job < found.num_jobs:
+        raise ArgumentError(f"{name} must be (i, n) with i from 0 to n - 1, found {part!r}", options=[name])
+    return found
 
 
 def _as_number(name: str, size: Any) -> Any:

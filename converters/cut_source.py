@@ -92,7 +92,7 @@ class CutSource(DocumentSource):
         return parts
 
     def _starts(self, number: int, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the first tokens of the documents that begin in a part of a file, those of a block at once."""
+        """Yield the first tokens of the documents that begin in a part of a file, all of a block at once."""
         tokens = self._files[number].map()
         shift = int(self._boundary == "after")
         for block in range(start, stop, BLOCK_TOKENS):

@@ -8,7 +8,7 @@ from typing import Any
 
 from zb_hdf5 import ConvertError
 from zb_hdf5.console import format_bytes
-from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.files.publishing import partial_path
 
 

@@ -8,7 +8,7 @@ from zb_hdf5 import StoreMeta
 from zb_hdf5.console import counted, format_bytes
 from zb_hdf5.converters.batch_source import GROUPS, batch_bytes
 from zb_hdf5.converters.batch_target import MOVED_TOKENS
-from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.documents.document_table import TEXTS_AT_ONCE
 from zb_hdf5.errors import ArgumentError

@@ -1,4 +1,4 @@
-"""The plan of a conversion of documents: those of each file, for streams, for another trainer, or staged for rows."""
+"""The plan of a conversion of documents: what each file gets, for streams, for another trainer, or staged for rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.converters.conversion import MOST_SHARDS, STREAM
 from zb_hdf5.converters.journal import file_states, meta_to_json
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.plan import Plan, TargetFiles, Task, names_of_shards
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, route
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.stream_target import FACTS_KEPT, WORK_DIGEST, WRITTEN_META, StreamFiles
 from zb_hdf5.converters.trainer_target import TrainerFiles
 from zb_hdf5.errors import Remedy

@@ -11,10 +11,10 @@ from zb_hdf5.converters.disk_room import free_room, kept_of, lack_of_room
 from zb_hdf5.converters.document_plan import FILES_OF_SHARD, FILES_OF_STREAMS
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.estimate import estimate_of, seconds_of_batches
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.plan import BatchRange, Plan
-from zb_hdf5.converters.reports import UINT16_SAVES, DryRun, FilesDryRun
+from zb_hdf5.converters.reports import UINT16_SAVES, DryRun
 from zb_hdf5.converters.routes import Route
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.shuffle import choose_shuffle
 from zb_hdf5.converters.upload import require_new
 from zb_hdf5.converters.writing import require_pad_id_of
@@ -23,7 +23,7 @@ from zb_hdf5.files.publishing import refuse_existing
 from zb_hdf5.formats.document_source import DocumentSource
 
 
-def dry_run(plan: Plan, settings: Settings, workers: Workers) -> DryRun | FilesDryRun:
+def dry_run(plan: Plan, settings: Settings, workers: Workers) -> DryRun:
     """Return the files that a conversion would write, and the space that they need."""
     target = settings.target
     work = settings.work
@@ -70,7 +70,7 @@ def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Wo
     )
 
 
-def _of_documents(plan: Plan, source: DocumentSource, settings: Settings, workers: Workers) -> FilesDryRun:
+def _of_documents(plan: Plan, source: DocumentSource, settings: Settings, workers: Workers) -> DryRun:
     target = settings.target
     folder = target.path.absolute().parent
     num_workers = min(workers.engine.workers, len(plan.tasks))
@@ -86,7 +86,7 @@ def _of_documents(plan: Plan, source: DocumentSource, settings: Settings, worker
         files = _rows(source, num_bytes, settings)
     free = free_room(folder)
     temp_bytes = num_bytes if is_staged else 0
-    return FilesDryRun(
+    return DryRun(
         path=str(target.destination),
         num_tokens=found.num_tokens,
         dtype=plan.target.dtype or source.dtype.name,

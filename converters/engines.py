@@ -315,5 +315,5 @@ def require_one_world(size: int) -> None:
 
 
 def default_workers() -> int:
-    """Return the cores that this process may use: those of its Slurm step, not of the node."""
+    """Return the cores that this process may use: the cores of its Slurm step, not of the node."""
     return len(os.sched_getaffinity(0))

@@ -66,7 +66,7 @@ def datasets_of(files: Sequence[Path], read_as: ReadAs, known: Mapping[Path, Col
 
 
 def with_fields(column: Column, names: Collection[str]) -> Column:
-    """Return a column with those of its fields that are named, and no other."""
+    """Return a column with the fields that are named, and no other."""
     fields = {name: each for name, each in column.fields.items() if name in names}
     meta = replace(column.meta, fields=tuple(field for field in column.meta.fields if field.name in fields))
     return column._replace(meta=meta, fields=fields)

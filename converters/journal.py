@@ -352,7 +352,7 @@ class Journal:
                 remove(folder / name)
 
     def _remove_other_journals(self) -> None:
-        """Remove the journals that the new one replaces, and with `force` those of other plans."""
+        """Remove the journals that the new one replaces, and with `force` the journals of other plans."""
         for part, path in journal_paths(self._folder.partial_path).items():
             replaced = self._part == WHOLE or (self._overwrite and part.num_jobs != self._part.num_jobs)
             if part != self._part and replaced:

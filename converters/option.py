@@ -43,7 +43,7 @@ class Role(StrEnum):
     KEPT = auto()
     #: Arrays that a boundary token cuts into documents.
     CUT = auto()
-    #: Rows of ids in files of another trainer, whose format names those of these options that it takes.
+    #: Rows of ids in files of another trainer, whose format names the options that it takes.
     IDS = auto()
     #: Texts, which are tokenized.
     TEXTS = auto()
@@ -167,7 +167,7 @@ def may_be_bounded(roles: Collection[Role]) -> bool:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a conversion. Its name, its group and its type are those of a field of a class of options.
+    """An option of a conversion. Its name, its group and its type come from a field of a class of options.
 
     Parameters
     ----------

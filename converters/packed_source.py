@@ -24,8 +24,8 @@ from zb_hdf5.converters.batch_source import (
 )
 from zb_hdf5.converters.conversion import WHOLE, InputOptions, LayoutOptions
 from zb_hdf5.converters.document_memory import DocumentMemory
-from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.packed_rows import PackedRows
+from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import files_beside, without_documents
 from zb_hdf5.documents.document_table import part_of

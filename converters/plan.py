@@ -52,7 +52,7 @@ class TargetFiles(ABC):
 
     @property
     def names(self) -> str:
-        """A regular expression of the names of all files of a folder; "": they are those of a store."""
+        """A regular expression of the names of all files of a folder; "": they are the files of a store."""
         return ""
 
     @property
@@ -197,7 +197,7 @@ class Plan:
     tasks
         The work of each file, whose path is its name.
     decided
-        JSON of all that decides the bytes of the files: those of the source stand for their content.
+        JSON of all that decides the bytes of the files: the files of the source stand for their content.
     facts
         That, and all else that the index has of the source.
     description

@@ -18,7 +18,7 @@ from zb_hdf5.notes import note
 
 
 class RecordSource(DocumentSource):
-    """The records of batches, in their order, without those of padding.
+    """The records of batches, in their order, without records of padding.
 
     Parameters
     ----------

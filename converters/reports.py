@@ -300,146 +300,106 @@ class Done(Report):
         return [("present", f"{self.destination}, made of these files in this way: nothing to do")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """The report of a conversion that would be done: its shards, and the space that they need.
+    """The report of a conversion that would be done: its files, and the space and time that they need.
 
     Attributes
     ----------
     path
         The result.
-    num_batches, batch_size, seq_len, dtype
-        The batches.
+    num_batches, batch_size, seq_len
+        The batches; None: of documents, whose rows are not counted before.
+    num_tokens
+        The tokens of documents; None: of batches.
+    dtype
+        The dtype of the ids in the files.
     num_shards, largest_shard_bytes, total_bytes, inodes
-        The files.
+        The files; of documents the bytes of ids alone, about.
     uint16_would_save_bytes
         The bytes by which the tokens would be smaller as uint16, which a vocabulary size would allow; 0: none.
+    left_behind
+        The words for all that documents have and the files do not hold; "": they hold everything.
     workers
         The processes that would write.
     memory_bytes
-        Memory of all processes of a node together.
+        Memory of all processes of a node together; None: of documents.
     shuffle
-        The way in which the records would be read, and the reason.
-    temp_bytes
-        The disk that takes meanwhile.
+        The way in which the records would be read, and the reason; None: of documents.
     free
         The bytes and inodes that are free; None where the file system does not count inodes.
     lack
         The message of a disk that is too small; "": it has room.
     seconds
         The time of the conversion, about.
-    """
-
-    path: str
-    num_batches: int
-    batch_size: int
-    seq_len: int
-    dtype: str
-    num_shards: int
-    largest_shard_bytes: int
-    total_bytes: int
-    uint16_would_save_bytes: int
-    inodes: int
-    workers: int
-    memory_bytes: int
-    shuffle: str
-    temp_bytes: int
-    free: dict[str, int | None]
-    lack: str
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {**asdict(self), "fits": not self.lack}
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Return the report for people."""
-        saved = self.uint16_would_save_bytes
-        free_inodes = "an uncounted number" if self.free["inodes"] is None else f"{self.free['inodes']:,}"
-        shape = f"{self.batch_size:,} x {self.seq_len:,} {self.dtype}"
-        smaller = f"uint32: a --vocab-size of at most 65,536 would store uint16 and save {format_bytes(saved)}"
-        return [
-            ("would write", self.path),
-            ("batches", f"{self.num_batches:,} of {shape}"),
-            *([("dtype", smaller)] if saved else []),
-            ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
-            ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
-            ("temporary", format_bytes(self.temp_bytes)),
-            ("shuffle", self.shuffle),
-            ("files", f"{counted(self.inodes, 'inode')} of {free_inodes} that are free"),
-            ("workers", f"{self.workers}, at most {format_bytes(self.memory_bytes)} of memory together"),
-            ("time", _time(self.seconds)),
-            *([("does not fit", self.lack)] if self.lack else []),
-        ]
-
-
-@dataclass(frozen=True)
-class FilesDryRun:
-    """The report of a conversion of documents that would be done.
-
-    Attributes
-    ----------
-    path
-        The result.
-    num_tokens, dtype
-        The ids, and their dtype in the files.
-    num_shards, largest_shard_bytes, total_bytes, inodes
-        The files: bytes of ids alone, about.
-    left_behind
-        The words for all that the documents have and the files do not hold; "": they hold everything.
-    workers
-        The processes that would write.
-    free
-        The bytes and inodes that are free; None where the file system does not count inodes.
     is_estimate
         Whether the number of tokens follows from a sample of the documents.
-    lack
-        The message of a disk that is too small; "": it has room.
-    seconds
-        The time of the conversion, about.
     rows
         The shape of the rows that documents become; "": they are kept.
     temp_bytes
-        The disk that the tokens take meanwhile.
+        The disk that takes meanwhile.
     """
 
     path: str
-    num_tokens: int
+    num_batches: int | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    num_tokens: int | None = None
     dtype: str
     num_shards: int
     largest_shard_bytes: int
     total_bytes: int
+    uint16_would_save_bytes: int | None = None
     inodes: int
-    left_behind: str
+    left_behind: str | None = None
     workers: int
+    memory_bytes: int | None = None
+    shuffle: str | None = None
     free: dict[str, int | None]
     lack: str
     seconds: float
-    is_estimate: bool = False
-    rows: str = ""
+    is_estimate: bool | None = None
+    rows: str | None = None
     temp_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {**asdict(self), "fits": not self.lack}
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**facts, "fits": not self.lack}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the report for people."""
         free_inodes = "an uncounted number" if self.free["inodes"] is None else f"{self.free['inodes']:,}"
-        about = "about " if self.is_estimate else ""
-        return [
+        lines = [
             ("would write", self.path),
-            ("tokens", f"{about}{self.num_tokens:,} of {self.dtype}{', by a sample' if about else ''}"),
-            *([("rows", self.rows)] if self.rows else []),
+            *self._contents(),
             ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
             ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
-            *([("temporary", format_bytes(self.temp_bytes))] if self.temp_bytes else []),
-            *([("note", self.left_behind)] if self.left_behind else []),
+            ("temporary", format_bytes(self.temp_bytes) if self.temp_bytes or self.num_batches else ""),
+            ("note", self.left_behind),
+            ("shuffle", self.shuffle),
             ("files", f"{counted(self.inodes, 'inode')} of {free_inodes} that are free"),
-            ("workers", f"{self.workers}"),
+            ("workers", self._workers()),
             ("time", _time(self.seconds)),
-            *([("does not fit", self.lack)] if self.lack else []),
+            ("does not fit", self.lack),
         ]
+        return [(name, text) for name, text in lines if text]
+
+    def _contents(self) -> list[tuple[str, str]]:
+        """Return the lines of the batches, or of the tokens of documents."""
+        if self.num_batches is None:
+            about = "about " if self.is_estimate else ""
+            tokens = f"{about}{self.num_tokens:,} of {self.dtype}{', by a sample' if about else ''}"
+            return [("tokens", tokens), ("rows", self.rows or "")]
+        saved = self.uint16_would_save_bytes or 0
+        smaller = f"uint32: a --vocab-size of at most 65,536 would store uint16 and save {format_bytes(saved)}"
+        shape = f"{self.batch_size:,} x {self.seq_len:,} {self.dtype}"
+        return [("batches", f"{self.num_batches:,} of {shape}"), ("dtype", smaller if saved else "")]
+
+    def _workers(self) -> str:
+        if self.memory_bytes is None:
+            return f"{self.workers}"
+        return f"{self.workers}, at most {format_bytes(self.memory_bytes)} of memory together"
 
 
 def _time(seconds: float) -> str:

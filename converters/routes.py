@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.console import counted
 from zb_hdf5.converters.batch_source import TokenCounts
-from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.named_splits import named_splits, train_first
 from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource, TokenizedDocuments
@@ -75,7 +75,7 @@ class Chooser:
 
 @dataclass(frozen=True)
 class Route:
-    """The documents of one file of tokens, in order: all of the groups, or those of one split. Picklable.
+    """The documents of one file of tokens, in order: all of the groups, or the documents of one split. Picklable.
 
     A share `val_fraction` is held out for validation. The draw depends on the seed, on the numbers of the file and of
     the group and on the position in it, never on the shards, the workers or the content of other files.

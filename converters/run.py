@@ -24,12 +24,12 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.options import Settings, Target
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.plan import Content, Plan
 from zb_hdf5.converters.record_source import RecordSource, documents_told
-from zb_hdf5.converters.reports import DryRun, FilesDryRun, Report
-from zb_hdf5.converters.settings import left_out_of, refuse_replaced_sources, resolved
+from zb_hdf5.converters.reports import DryRun, Report
+from zb_hdf5.converters.resolution import left_out_of, refuse_replaced_sources, resolved
+from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.writing import write
 from zb_hdf5.files.listing import kept_listings, left_out_in_words
@@ -58,7 +58,7 @@ def run(conversion: Conversion, shown: Progress | None = None) -> Report | None:
     return _with_plan(conversion, shown or ProgressCalls(conversion.progress), _write)
 
 
-def plan(conversion: Conversion) -> DryRun | FilesDryRun | None:
+def plan(conversion: Conversion) -> DryRun | None:
     """Return the shards that a conversion to batches would write, and the space that they need."""
     return _with_plan(conversion, ProgressCalls(), dry_run)
 

@@ -1,279 +1,142 @@
-"""The settings of a conversion: the options that were asked for, resolved once, before anything is opened."""
+"""A conversion as it is done: each option with the value that was asked for, else the default of its source.
+
+None is the value of an option that was not asked for and depends on the data.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from zb_hdf5 import ArgumentError, ConvertError
-from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import (
-    WHOLE,
+    DEFAULT_MEMORY_BYTES,
+    OPTION_CLASSES,
+    OPTIONS,
     Conversion,
     InputOptions,
     LayoutOptions,
     OutputOptions,
-    ShardRange,
     WorkOptions,
-    options_of,
 )
-from zb_hdf5.converters.likeness import with_likeness
-from zb_hdf5.converters.option import Role, Taking
-from zb_hdf5.converters.options import Settings, Target, resolved_as
-from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
-from zb_hdf5.converters.source_paths import SourcePaths
-from zb_hdf5.converters.sources import refuse_unused_options, source_at, target_names, target_of
-from zb_hdf5.errors import conversion_call
-from zb_hdf5.files.listing import files_left_out
-from zb_hdf5.files.paths import RemotePath, any_path, local_path
-from zb_hdf5.files.publishing import require_present
-from zb_hdf5.files.urls import without_secrets
-from zb_hdf5.formats.document_source import missing_members
-from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, UPLOAD_DIGITS, codec_named
-from zb_hdf5.store.format_list import (
-    FORMATS,
-    INSTALLED,
-    add_installed,
-    batch_formats,
-    document_targets,
-    format_named,
-    known_formats,
-)
-from zb_hdf5.store.recognition import named_by_prefix
-from zb_hdf5.trainers.installed_formats import with_notes
+from zb_hdf5.converters.option import Role, may_be_bounded
+from zb_hdf5.errors import ArgumentError
 
-#: Endings of files and folders of formats that are never written.
-OTHER_SUFFIXES: Final = frozenset(
-    (
-        *(".zarr", ".safetensors", ".npz", ".pt", ".pth", ".pkl", ".csv", ".tsv", ".json", ".jsonl", ".txt", ".mds"),
-        *(".tar", ".zip", ".gz", ".zst", ".bz2", ".xz", ".tfrecord", ".array_record", ".feather", ".db", ".sqlite"),
-    )
-)
-#: The format whose files of documents are named for a target.
-MEGATRON: Final = "megatron"
-#: The roles of a source that is open already: which of their options matter depends on it.
-_OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.CUT, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)
+if TYPE_CHECKING:  # numpy, which the help of the commands does not need
+    from zb_hdf5.converters.engines import Engine
+    from zb_hdf5.converters.source_paths import SourcePaths
+
+_Options = TypeVar("_Options")
 
 
-def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
-    """Return the settings of a conversion, and a function that opens its source, or a context manager of it.
-
-    Raises
-    ------
-    ArgumentError
-        If an option has a value that it cannot have, or contradicts another one, or has no use for the source.
-    NotFoundError
-        If a source is not there.
-    """
-    destination = any_path(conversion.destination)
-    target = target_of(destination) if conversion.target == "auto" else conversion.target
-    if target not in target_names():
-        add_installed()
-    if target not in target_names():
-        unknown = f"target must be one of auto, {', '.join(target_names())}, found {target!r}"
-        raise with_notes(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
-    conversion = conversion.changed(destination=destination, target=target)
-    conversion.require_possible()
-    paths = _paths_of(conversion.source)
-    if paths:
-        return _of_paths(paths, conversion)
-    source = conversion.source
-    is_of_documents = not missing_members(source)
-    known = options_of((Role.ROWS, Role.ANY) if is_of_documents else (Role.ANY,))
-    conversion, like = _likened(conversion, known)
-    settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents, SourcePaths())
-    if is_of_documents:
-        refuse_parts_of_rows(conversion, None)
-    return settings, lambda: source
-
-
-def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
-    """Return the settings of a conversion of files, and a function that opens them."""
-    for path in paths:
-        require_present(path)
-    looks = SourcePaths()
-    name, kind = source_at(paths[0], conversion, looks)
-    if len(paths) > 1 and not kind.several:
-        raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
-    refuse_unused_options(paths[0], kind, conversion)
-    conversion, like = _likened(conversion, kind.options_of(conversion.target))
-    conversion = conversion.changed(source_format=name)
-    is_local = kind.has_documents or conversion.target in document_targets()
-    settings = _settings(paths, conversion, kind.roles_as(is_stream=False), like, is_local, looks)
-    if kind.is_staged:
-        refuse_parts_of_rows(conversion, kind)
-    return settings, lambda: kind.open(paths, settings)
-
-
-def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the files of tokens or text in the folders of a source that it leaves out, but for an earlier result."""
-    result = settings.target.path
-    found = [file for folder in settings.paths for file in files_left_out(folder, read)]
-    return tuple(file for file in dict.fromkeys(found) if result not in (file, *file.parents))
-
-
-def _likened(conversion: Conversion, known: Mapping[str, Taking]) -> tuple[Conversion, tuple[Path, str] | None]:
-    """Return a conversion with the options of its `like`, and that store, if the source has to give its dtype."""
-    if conversion.like is None:
-        return conversion, None
-    store = any_path(conversion.like)
-    conversion, dtype = with_likeness(conversion, store, known)
-    return conversion, (store, dtype) if conversion.dtype in (None, "keep") else None
-
-
-def _settings(
-    paths: list[Path],
-    conversion: Conversion,
-    roles: Sequence[Role],
-    like: tuple[Path, str] | None,
-    is_of_documents: bool,
-    looks: SourcePaths,
-) -> Settings:
-    layout = resolved_as(LayoutOptions, roles, conversion)
-    work = resolved_as(WorkOptions, roles, conversion)
-    return Settings(
-        paths=paths,
-        source_format=conversion.source_format,
-        roles=roles,
-        input=resolved_as(InputOptions, roles, conversion),
-        layout=layout,
-        target=_target_of(conversion, resolved_as(OutputOptions, roles, conversion), layout, is_of_documents),
-        work=replace(work, shard_range=ShardRange(*work.shard_range)),
-        engine=conversion.engine,
-        like=like,
-        looks=looks,
-    )
-
-
-def _paths_of(source: Any) -> list[Path]:
-    """Return the paths of a source; none of one that is open already."""
-    if isinstance(source, str | os.PathLike):
-        return [named_by_prefix(any_path(source))]
-    if not isinstance(source, Sequence):
-        if not isinstance(source, BatchSource) and not hasattr(source, "__enter__") and missing_members(source):
-            raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
-        return []
-    if not source:
-        raise ArgumentError("source: expected one path or more, found none")
-    return [named_by_prefix(any_path(each)) for each in source]
-
-
-def _target_of(conversion: Conversion, options: OutputOptions, layout: LayoutOptions, is_of_documents: bool) -> Target:
-    """Return the target of a conversion; `ConvertError` or `ArgumentError` if its destination cannot be one."""
-    destination: Path = conversion.destination
-    if is_of_documents or conversion.live:
-        destination = local_path(destination)
-    path = destination
-    if isinstance(destination, RemotePath):
-        _require_whole_store(destination, conversion)
-        path = staging_path(destination)
-    _require_place(path)
-    cleaned = {"note": without_secrets(options.note), "codec": codec_named(options.codec)}
-    return Target(
-        **{**vars(options), **cleaned},
-        format=conversion.target,
-        is_stream=conversion.is_stream,
-        destination=destination,
-        path=path,
-        is_one_file=_is_one_file(conversion, path, layout.holds_out),
-        is_cut=conversion.shards is not None or conversion.shard_size is not None,
-    )
-
-
-def _require_whole_store(destination: RemotePath, conversion: Conversion) -> None:
-    """Raise `ConvertError` unless a conversion makes a whole store, which can be uploaded."""
-    if conversion.shard_range not in (None, WHOLE):
-        raise ConvertError(
-            f"{destination}: parts are merged on one machine: write a folder, and upload the merged store"
-        )
-    if not FORMATS[conversion.target].holds_batches:
-        raise ConvertError(f"{destination}: expected a format that has stores, found {conversion.target}")
-
-
-def _require_place(path: Path) -> None:
-    """Raise an error if a destination has no folder to be in, or no name."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise ConvertError(f"{parent}: no such folder; make it first, or choose another output")
-    if not path.name:
-        raise ArgumentError(f"{path}: has no name of its own; give the folder or file to write")
-
-
-def _is_one_file(conversion: Conversion, path: Path, holds_out: bool) -> bool:
-    """Return whether a destination is one file, and not a folder of shards."""
-    others = _suffixes() | {each for row in known_formats().values() if row.writer for each in row.suffixes}
-    if conversion.target in document_targets():
-        suffix = format_named(conversion.target).suffixes[0]
-    elif conversion.is_stream:
-        _require_own_name(conversion, path, "", OTHER_SUFFIXES)
-        return False
-    else:
-        suffix = FORMATS[conversion.target].suffix
-    is_part = conversion.shard_range not in (None, WHOLE)
-    several = conversion.shards or conversion.shard_size or holds_out or is_part
-    if path.suffix == suffix and several:
-        raise ConvertError(f"{path}: is one file; name a folder (no {suffix}) to write shards")
-    _require_own_name(conversion, path, suffix, (others | OTHER_SUFFIXES) - {suffix})
-    return path.suffix == suffix
-
-
-def _require_own_name(conversion: Conversion, path: Path, suffix: str, refused: Collection[str]) -> None:
-    """Raise `ConvertError` if a destination is named as files of another format are; the line to type is at the end.
+def resolved_as(kind: type[_Options], roles: Sequence[Role], conversion: Conversion) -> _Options:
+    """Return the options of a class as a conversion asks for them, with the defaults of its source.
 
     Parameters
     ----------
-    suffix
-        The ending of one file; "": only a folder is written.
-    refused
-        The endings of other formats.
+    roles
+        Those of the source; an option that none of them takes has the default of its first taker.
     """
-    if path.suffix in refused:
-        expected = f"a folder or a name that ends in {suffix}" if suffix else "the name of a folder"
-        has_paths = isinstance(conversion.source, str | os.PathLike | Sequence)  # an open source cannot be typed
-        line = f": {_line_for_name(conversion, path, refused)}" if has_paths else ""
-        raise ConvertError(f"{path}: expected {expected}{line}")
+    values: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        taking = OPTIONS[each.name].taking(roles)
+        value = getattr(conversion, each.name)
+        if value is not None:
+            values[each.name] = value
+        elif taking is not None:
+            values[each.name] = taking.default
+    return kind(**values)
 
 
-def _line_for_name(conversion: Conversion, path: Path, refused: Collection[str]) -> str:
-    """Return the call for the target that a destination is named for; for a folder, if it is named for none.
+@dataclass(frozen=True, kw_only=True)
+class Target(OutputOptions):
+    """The result of a conversion.
 
     Parameters
     ----------
-    refused
-        The endings that a folder may not have.
+    format
+        The name of a file format, or "stream".
+    is_stream
+        Whether documents are kept, and do not become rows.
+    destination
+        The file or folder of the result, or the URL of a store.
+    path
+        The file or folder of this machine that is written: the destination, or the folder that is uploaded to it.
+    is_one_file
+        Whether it is one file, and not a folder of shards.
+    is_cut
+        Whether the number or the size of the shards was asked for.
     """
-    target = next((name for name in document_targets() if path.suffix in format_named(name).suffixes[:1]), "")
-    if not target and path.suffix == MEGATRON_INDEX_SUFFIX:
-        target = MEGATRON
-        path = path.with_suffix(format_named(target).suffixes[0])
-    if not target:
-        target = conversion.target
-        while path.suffix in refused:
-            path = path.with_suffix("")
-    given = {name: getattr(conversion, name) for name in sorted(conversion.given)}
-    if conversion.source_format != "auto":
-        given["source_format"] = conversion.source_format
-    return conversion_call(conversion.source, target, path, **given)
+
+    format: str
+    is_stream: bool
+    destination: Path
+    path: Path
+    is_one_file: bool
+    is_cut: bool
 
 
-def _suffixes() -> set[str]:
-    """Return the suffixes of the files of all formats."""
-    return {suffix for row in batch_formats().values() for suffix in row.file_suffixes}
+@dataclass(frozen=True)
+class Settings:
+    """A conversion as it is done.
 
+    Parameters
+    ----------
+    paths
+        The files, folders or stores of the source, or its URL; none of a source that is open already.
+    source_format
+        The format of the source.
+    roles
+        The roles of the source, which have decided its defaults.
+    input
+        How the source is read.
+    layout
+        The records, batches and splits of the result.
+    target
+        The result.
+    work
+        Who does the work, which part of it, and what it may replace.
+    engine
+        Runs the tasks instead of the engine that `work` names; None: that one.
+    like
+        The store that the result is to fit, and the dtype that its source has to give; None: any.
+    looks
+        All that was found at the paths.
+    """
 
-def staging_path(place: RemotePath) -> Path:
-    """Return the folder of this machine in which a store is written before it is uploaded to a URL."""
-    digest = hashlib.sha256(str(place).encode("utf-8")).hexdigest()[:UPLOAD_DIGITS]
-    return Path(f"{place.name}-{digest}.upload")
+    paths: list[Path]
+    source_format: str
+    roles: Sequence[Role]
+    input: InputOptions
+    layout: LayoutOptions
+    target: Target
+    work: WorkOptions
+    engine: Engine | None
+    like: tuple[Path, str] | None
+    looks: SourcePaths
 
+    @property
+    def bound_bytes(self) -> int | None:
+        """The memory that a conversion of documents may take; None: any."""
+        return self.work.memory if may_be_bounded(self.roles) else None
 
-def refuse_replaced_sources(sources: Iterable[Path], written: Iterable[Path], destination: Path) -> None:
-    """Raise `ConvertError` if a path that is written is or holds a source."""
-    taken = {path.resolve() for path in written}
-    for path in sources:
-        if taken & {path.resolve(), *path.resolve().parents}:
-            raise ConvertError(f"{destination}: is or holds the source {path}; choose another output")
+    @property
+    def shuffle_bytes(self) -> int:
+        """The memory that a shuffle of records may take."""
+        if self.work.memory is None or may_be_bounded(self.roles):
+            return DEFAULT_MEMORY_BYTES
+        return self.work.memory
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option."""
+        groups = (self.input, self.layout, self.target, self.work)
+        return getattr(groups[[*OPTION_CLASSES].index(OPTIONS[name].group)], name)
+
+    def require_dtype(self, dtype: Any, source: object) -> None:
+        """Raise `ArgumentError` if a source that has a dtype of its own does not give that of `like`."""
+        if self.like is None:
+            return
+        path, expected = self.like
+        if dtype.name != expected:
+            raise ArgumentError(f"{source}: gives tokens of {dtype.name}, and {path} has {expected}")

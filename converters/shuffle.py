@@ -3,7 +3,7 @@
 In two passes, stored position p gets source record `order.indices(p)`. The positions are cut into buckets, the source
 into runs; a bucket and a run each fit in memory. The first pass reads a run, groups its records by bucket, and writes
 them to a run file. The second pass reads a bucket's segment from every run file. In run order those records come by
-increasing source number, so the row of a position is the rank of its source number among those of the bucket: nothing
+increasing source number, so the row of a position is the rank of its source number in the bucket: nothing
 else is stored. Runs and buckets are independent: any process can do any of them.
 """
 

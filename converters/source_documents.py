@@ -10,9 +10,9 @@ from zb_hdf5.converters.array_files import ArrayAt, npy_arrays
 from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.foreign_array import require_all_fields
 from zb_hdf5.converters.option import Role
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.packed_source import PackedSource, open_packed
 from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import BOUNDED_TOKENS, StreamSource, require_no_unfit, without_documents
 from zb_hdf5.errors import ArgumentError
@@ -72,7 +72,7 @@ def _kept(paths: list[Path], settings: Settings) -> DocumentSource:
 
 
 def _cut_flat(paths: list[Path], backend: str, settings: Settings) -> CutSource:
-    """Return files of another trainer, which lack those of their documents, as documents that are cut."""
+    """Return files of another trainer, which lack the files of their documents, as documents that are cut."""
     if settings.bound_bytes is not None:
         raise ArgumentError(
             f"{paths[0]}: memory bounds documents whose number is known before they are cut: leave it out, or "

@@ -17,7 +17,7 @@ from zb_hdf5.converters.foreign_array import (
     with_fields,
 )
 from zb_hdf5.converters.option import Role
-from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_documents import told_documents
 from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.converters.store_source import open_stores

@@ -256,7 +256,7 @@ def _rows(row: FormatRow) -> Source:
 
 
 def sources() -> dict[str, Source]:
-    """Return the sources of all formats: batches first, then streams and texts, then those of other trainers."""
+    """Return the sources of all formats: batches first, then streams and texts, then formats of other trainers."""
     names = dict.fromkeys((*batch_formats(), _NPY, STREAM, *FILE_KINDS, *known_formats()))
     found = {name: _source_of_format(name) for name in names}
     return {name: source for name, source in found.items() if source is not None}
@@ -353,15 +353,7 @@ def _source_at(look: Look, conversion: Conversion, looks: SourcePaths) -> tuple[
 def _read_as(conversion: Conversion) -> ReadAs:
     """Return how a conversion asks for files to be read. Options that contradict each other are refused later."""
     try:
-        return ReadAs(
-            dataset=conversion.dataset,
-            axes=conversion.axes,
-            channel=conversion.channel,
-            field_channels=conversion.field_channels or {},
-            source_dtype=conversion.source_dtype,
-            skip_bytes=conversion.skip_bytes or 0,
-            unwritten=conversion.unwritten,
-        )
+        return conversion.read_as
     except ArgumentError:
         return AS_STORED
 
@@ -369,13 +361,14 @@ def _read_as(conversion: Conversion) -> ReadAs:
 def _lacks_documents(name: str, conversion: Conversion) -> bool:
     """Return whether batches are made of files without a header of which none has documents: records are cut."""
     row = row_named(name)
-    if row is None or not row.lacks_header or not row.holds_documents or conversion.source_dtype is None:
+    read_as = _read_as(conversion)
+    if row is None or not row.lacks_header or not row.holds_documents or not read_as.lacks_header:
         return False
     if conversion.is_stream or conversion.boundary_token_id is not None or conversion.packing is not None:
         return False
     from zb_hdf5.files.paths import any_path
 
-    flat = flat_format(name, ReadAs(source_dtype=conversion.source_dtype, skip_bytes=conversion.skip_bytes or 0))
+    flat = flat_format(name, read_as)
     given = conversion.source if isinstance(conversion.source, list | tuple) else [conversion.source]
     if flat is None:
         return False

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.converters.array_source import ArrayFile, ArraySource
 from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts
-from zb_hdf5.converters.options import Settings, Target
+from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.named_splits import named_splits, train_first
@@ -41,7 +41,7 @@ class SplitOrder(Permutation):
         #: The first record of each split in the source.
         self._bases = np.array([*accumulate(sizes[:-1], initial=0)], np.int64)
         runs = [*stored, *(size - count for size, count in zip(sizes, stored, strict=True))]
-        #: The first position of each run: those of the batches of each split, and those of the rest of each.
+        #: The first position of each run: of the batches of each split, and of the rest of each.
         self._runs = np.array([*accumulate(runs[:-1], initial=0)], np.int64)
 
     def indices(self, positions: npt.NDArray[Any]) -> IndexArray:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_corpus
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
 from zb_hdf5.converters.conversion import DEFAULT_BATCH_SIZE
-from zb_hdf5.converters.options import Settings
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
@@ -44,7 +44,7 @@ class _Range(NamedTuple):
     token: int  # the first one that is stored
     start: int
     stop: int
-    base: int  # the offset of its documents among those of all splits
+    base: int  # the offset of its documents among the documents of all splits
 
 
 class StoreSource(BatchSource):
@@ -184,7 +184,7 @@ class StoreSource(BatchSource):
             start = stop
 
     def _places(self, start: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (offset in `count`, number of batches, first stored token) of batches: those of one split at once."""
+        """Yield (offset in `count`, number of batches, first stored token) of batches: all of one split at once."""
         done = 0
         for each in self._ranges:
             here = start + done

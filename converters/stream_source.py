@@ -26,7 +26,7 @@ from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.store_corpus import StoreCorpus
 
-#: Tokens of a group: those of the documents that begin in it. Groups decide which documents are held out.
+#: Tokens of a group: the tokens of the documents that begin in it. Groups decide which documents are held out.
 GROUP_TOKENS: Final = 1 << 24
 #: Tokens and documents that are read at once; a longer document is read alone.
 READ_TOKENS: Final = 1 << 22
@@ -389,7 +389,7 @@ def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -
 def _by_source(
     block: TokenizedDocuments, facts: DocumentRows, wanted: npt.NDArray[np.bool_] | None
 ) -> Iterator[TokenizedDocuments]:
-    """Yield the documents that are wanted, those of one source at once."""
+    """Yield the documents that are wanted, all of one source at once."""
     sources = facts.sources
     if sources is None:
         yield block if wanted is None else block.only(wanted)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, FormatError
 from zb_hdf5.converters.conversion import InputOptions
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.spec import stored_dtype
 from zb_hdf5.text.document_file import DocumentFile

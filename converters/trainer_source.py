@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.routes import told_splits
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.store.format_list import format_named, package_of, rows_format
 from zb_hdf5.trainers.guards import GuardedSource
 
 
 def open_rows(paths: list[Path], settings: Settings) -> DocumentSource:
-    """Open files by the code of their format, which gets those of the options that its row names."""
+    """Open files by the code of their format, which gets the options that its row names."""
     name = settings.source_format
     row = format_named(name)
     package = package_of(name)

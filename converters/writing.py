@@ -30,11 +30,11 @@ from zb_hdf5.converters.journal import (
     refuse_interrupted,
     require_unchanged,
 )
-from zb_hdf5.converters.options import Settings
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, write_task
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import require_documents
+from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scattered
 from zb_hdf5.converters.stream_target import WORK_DIGEST
 from zb_hdf5.converters.upload import require_new, upload_and_remove

@@ -231,7 +231,7 @@ def _train_and_resume(h5: Path, steps: int) -> None:
     _require(stopped.losses[-1] < 0.7 * stopped.losses[0], "the loss goes down")
     _require(
         stopped.seen + resumed.seen == uninterrupted[: before + after],
-        f"the {after} batches after the resume are exactly those of an uninterrupted run",
+        f"the {after} batches after the resume are exactly the batches of an uninterrupted run",
     )
 
 

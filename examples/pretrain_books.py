@@ -142,7 +142,7 @@ def train(run: Run, validation: Validation, result: dict[str, Any], options: arg
 
 
 def begin(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the results so far of a folder, which must be those of the same settings."""
+    """Return the results so far of a folder, which must have the same settings."""
     path = out / "result.json"
     result = {"settings": settings, "evaluations": []}
     if path.exists():
@@ -161,7 +161,7 @@ def save(result: dict[str, Any], out: Path) -> None:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw the bits per byte over the tokens seen, and those of the unigram model."""
+    """Draw the bits per byte over the tokens seen, and the bits of the unigram model."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:

@@ -166,7 +166,7 @@ def train(run: Run, options: argparse.Namespace, log: Path) -> None:
 
 
 def plot(out: Path, log: Path) -> None:
-    """Draw the loss of all steps, those of earlier runs included."""
+    """Draw the loss of all steps, also of those in earlier runs."""
     try:
         import matplotlib as mpl
     except ModuleNotFoundError:

@@ -109,7 +109,7 @@ class Interpreter:
     Parameters
     ----------
     variables
-        Of its environment, beside those of this process: `LD_PRELOAD`, say.
+        Of its environment, beside the variables of this process: `LD_PRELOAD`, say.
     """
 
     def __init__(self, **variables):

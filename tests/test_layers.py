@@ -120,7 +120,7 @@ TYPED = re.compile(r"\bzb [a-z]|(^|[\s'\"(/])--[a-z]|\bconvert [a-z0-9]+-to-")
 #: The help of the options and the reports are of the command line.
 OF_COMMANDS = {
     f"zb_hdf5.converters.{name}"
-    for name in ("capabilities", "cli", "command_options", "conversion", "options", "reports", "sources")
+    for name in ("capabilities", "cli", "command_options", "conversion", "reports", "sources")
 }
 LIBRARY = [
     module

@@ -75,7 +75,7 @@ TYPED: Final = {
     Remedy.CRC32: "restore it, or make one of the batches as they are now with 'zb index crc32 {at}'",
     Remedy.CONVERT: "'zb convert --list' shows what becomes a store",
     Remedy.DATASET: "pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: {at}",
-    Remedy.CHANNELS: "pass the channel of the ids, and those of their fields, such as --channel 0 --field-channel "
+    Remedy.CHANNELS: "pass the channel of the ids, and of their fields, such as --channel 0 --field-channel "
     "loss_mask=1 --field-channel labels=2; or --axes batch,record,token if all are records",
     Remedy.RECORD_AXES: "pass --axes record,token if each is a record",
     Remedy.UNWRITTEN: "pass --unwritten drop to leave them out, or --unwritten fill to take the fill value {at} for "

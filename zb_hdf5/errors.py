@@ -46,7 +46,7 @@ class Remedy(StrEnum):
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= to ReadAs or convert, with one of its integer datasets: {at}"
     CHANNELS = (
-        "pass the channel of the ids, and those of their fields, to ReadAs or convert, such as channel=0, "
+        "pass the channel of the ids, and of their fields, to ReadAs or convert, such as channel=0, "
         "field_channels={{'loss_mask': 1, 'labels': 2}}; or axes='batch,record,token' if all are records"
     )
     UNWRITTEN = (

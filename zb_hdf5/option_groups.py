@@ -38,7 +38,7 @@ class GroupedCommand(click.Command):
     def write_options(
         self, parameters: Iterable[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write options, each below its heading; those of a lone heading are just options."""
+        """Write options, each below its heading; under a lone heading they are just options."""
         records: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self.headings}
         last: list[tuple[str, str]] = []
         for parameter in parameters:

@@ -26,7 +26,7 @@ SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", 
 
 @dataclass(frozen=True, repr=False)
 class ReadAs:
-    """How files are read that do not tell it, such as those of other programs. Nothing is guessed.
+    """How files are read that do not tell it, such as files of other programs. Nothing is guessed.
 
     Every reader, loader and check takes it as `read_as=`. A store needs none of it.
 
@@ -142,7 +142,7 @@ class ReadAs:
     def names_dataset(self) -> bool:
         """Whether a dataset, its axes or its rows are named: the path is then an HDF5 file of another program.
 
-        Axes of records may be those of a `.npy` file, too: see `needs_hdf5`.
+        Axes of records may be the axes of a `.npy` file, too: see `needs_hdf5`.
         """
         return (self.dataset, self.axes, self.channel, self.unwritten) != (None, None, None, None)
 

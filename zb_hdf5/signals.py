@@ -30,7 +30,7 @@ LEFT_BEHIND_S: Final = 1.0
 #: How soon a signal is sent again whose exception was swallowed: the finalizer has ended by then.
 AGAIN_S: Final = 0.05
 
-#: Signals that another process or a timer sends; those of a fault meet the thread that has made it.
+#: Signals that another process or a timer sends; the signal of a fault meets the thread that has made it.
 _SENT: Final = frozenset({signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 
 _keeping = False

@@ -72,7 +72,7 @@ def steps_of(folder, store, state=None, rank=0, epoch=0, **options):
 
 
 def require_in_cache(folder, store, **how):
-    """Compare the steps from a cache alone with those of a loader without one."""
+    """Compare the steps from a cache alone with the steps of a loader without one."""
     found = steps_of(folder, store, **how)
     assert len(found) > 0
     assert_same(found, steps_of(None, store, **how))

@@ -16,7 +16,7 @@ from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion
 from zb_hdf5.converters.engines import CountedWork, noted_work
 from zb_hdf5.converters.merge import merge_parts
-from zb_hdf5.converters.settings import resolved
+from zb_hdf5.converters.resolution import resolved
 
 ROWS = np.random.default_rng(4).integers(0, 50_000, (40, 16), dtype=np.uint16)
 

@@ -34,9 +34,9 @@ from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import journal_name
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.packing import BUFFER_DOCUMENTS, PACKINGS, best_fit, concat, pad
+from zb_hdf5.converters.resolution import resolved
 from zb_hdf5.converters.routes import Route
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.loaders.order import write_order

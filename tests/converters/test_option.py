@@ -11,7 +11,7 @@ from contents import write_stream
 from zb_hdf5 import ArgumentError, convert
 from zb_hdf5.converters.conversion import OPTION_CLASSES, OPTION_GROUPS, OPTIONS, Conversion
 from zb_hdf5.converters.option import Role
-from zb_hdf5.converters.settings import resolved
+from zb_hdf5.converters.resolution import resolved
 from zb_hdf5.converters.sources import sources
 from zb_hdf5.store.format_list import document_targets
 

@@ -26,10 +26,10 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_plan import plan_of_documents
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
+from zb_hdf5.converters.resolution import resolved
 from zb_hdf5.converters.routes import TRAIN, VAL, Route, route
 from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.run import run as run_one
-from zb_hdf5.converters.settings import resolved
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.spec import DOC_OFFSETS, TOKENS

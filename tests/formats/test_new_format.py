@@ -58,14 +58,14 @@ class RawCorpus(Corpus):
     row_bytes = 0  # of what lies behind the slots, for each batch
     end_bytes = 0
 
-    def __init__(self, path, *, access="auto", verify="auto"):
+    def __init__(self, path, *, access="auto", verify="auto", identity=None):
         path = Path(path)
         meta, num_batches = read_header(path, MAGICS[self.backend])
         expected = SLOTS + num_batches * (meta.batch_bytes + self.row_bytes) + self.end_bytes
         if path.stat().st_size != expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes, found {path.stat().st_size:,}")
         extents = Extents([Run(SLOTS, meta.batch_bytes, num_batches)], meta.batch_bytes)
-        tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access)
+        tokens = open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access, identity)
         super().__init__(path, meta, tokens)
         self.extents = extents
         self._find_digests()

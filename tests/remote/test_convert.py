@@ -13,7 +13,7 @@ from processes import running
 
 import zb_hdf5
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.settings import staging_path
+from zb_hdf5.converters.resolution import staging_path
 from zb_hdf5.files.paths import RemotePath
 
 TOKENS = random_tokens(9, 3, 32)

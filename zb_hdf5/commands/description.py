@@ -94,7 +94,7 @@ def _describe(
     index: ShardIndex | None,
     found: Found,
 ) -> dict[str, Any]:
-    """Return the facts of any corpus, after its `own` ones: those of batches, or those of a stream."""
+    """Return the facts of any corpus, after its `own` ones: the facts of batches, or of a stream."""
     meta = opened.meta
     is_remote = isinstance(path, RemotePath)
     if is_remote and index is not None:  # a request for the size of each shard would take a while

@@ -264,7 +264,7 @@ def _facts(d: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _source_facts(source: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a source in words; those of a format that nobody here knows by their own names."""
+    """Yield the facts of a source in words; facts of a format that nobody here knows by their own names."""
     for key, value in source.items():
         if key in NOT_FOR_PEOPLE or value is None:
             continue

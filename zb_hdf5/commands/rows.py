@@ -196,7 +196,7 @@ def rows_of(batches: Batches, records: IndexArray, seq_len: int | None = None) -
 
 
 def first_tokens(batches: Batches, records: Any, seq_len: int) -> Any:
-    """Return the positions of records of `seq_len` tokens, a divisor of those of the batches."""
+    """Return the positions of records of `seq_len` tokens, a divisor of the length of the batches."""
     parts = batches.seq_len // seq_len
     return records // parts * batches.stride + records % parts * seq_len
 

@@ -46,7 +46,7 @@ class DuplicateGroup(NamedTuple):
 
 
 class SplitStatistics(NamedTuple):
-    """The numbers of one of several splits; all but `tokens`, `lengths` and `padding` may be those of a sample."""
+    """The numbers of one of several splits; all but `tokens`, `lengths` and `padding` may be numbers of a sample."""
 
     name: str
     tokens: int
@@ -56,7 +56,7 @@ class SplitStatistics(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The numbers of a store; all but `num_tokens`, `num_units`, `lengths` and `packing` may be those of a sample."""
+    """The numbers of a store; all but `num_tokens`, `num_units`, `lengths` and `packing` may be numbers of a sample."""
 
     unit: str  # "document" where documents are stored, "file" of `.npy` files, else "record"
     num_tokens: int
@@ -300,14 +300,14 @@ class _Tally:
 
 
 def _with(counts: Counts, tokens: TokenArray) -> Counts:
-    """Return counts of ids with those of more tokens."""
+    """Return counts of ids with the counts of more tokens."""
     sums = np.bincount(tokens.astype(np.int64), minlength=len(counts))
     sums[: len(counts)] += counts
     return sums
 
 
 def _hashes(tokens: TokenArray, lengths: Counts, within: Counts) -> npt.NDArray[np.uint64]:
-    """Return a number for each run. The hash of a unit is the sum of those of its runs, in any order."""
+    """Return a number for each run. The hash of a unit is the sum of the hashes of its runs, in any order."""
     starts = np.cumsum(lengths) - lengths
     mixed = (np.arange(len(tokens)) - (starts - within).repeat(lengths)).view(np.uint64)
     mixed *= _MIXERS[0]

@@ -30,7 +30,7 @@ from zb_hdf5.store.opening import open_reader
 
 #: Bytes of the tokens of a timed pass, of a local store and of one at a URL: all batches of a smaller store.
 PASS_BYTES: Final = {False: 128 << 20, True: 16 << 20}
-#: Batches of each setting that are compared with those of another way to read them, before anything is timed.
+#: Batches of each setting that are compared with the batches of another way to read them, before anything is timed.
 COMPARED: Final = 4
 #: Rounds at least, and at most, of all settings.
 LEAST_ROUNDS: Final = 3
@@ -193,7 +193,7 @@ def _bare(path: Path, options: dict[str, Any]) -> tuple[Iterator[Any], Callable[
 
 
 def require_equal(ways: Sequence[Way], path: Path) -> None:
-    """Compare the first batches of all ways of one order with those of the default; `ChecksumError` if they differ."""
+    """Compare the first batches of all ways of one order with the default; `ChecksumError` if they differ."""
     expected = _first_batches(ways[0])
     for way in ways[1:]:
         if way.name == 'shuffle="records"':
@@ -208,7 +208,7 @@ def require_equal(ways: Sequence[Way], path: Path) -> None:
 def _first_batches(way: Way) -> list[torch.Tensor]:
     batches, close = way.batches()
     try:
-        return [batch.to(torch.int32) for batch in islice(batches, COMPARED)]  # whose 32 bits are those of the id
+        return [batch.to(torch.int32) for batch in islice(batches, COMPARED)]  # whose 32 bits are the bits of the id
     finally:
         del batches
         close()

@@ -60,7 +60,7 @@ def code_of_damage(error: ZbError) -> int:
 
 
 def _missing(path: Path, report: ShardReport) -> str:
-    """Return the digests that a file lacks; those of files of other programs are made for the whole path at once."""
+    """Return the digests that a file lacks; digests of files of other programs are made for the whole path at once."""
     is_foreign = report.missing.endswith(Remedy.DIGESTS.about(""))
     return typed(report.missing, str(path) if is_foreign else report.path)
 

@@ -160,7 +160,7 @@ def concatenate(parts: Sequence[Pieces]) -> Pieces:
 def ranges(
     firsts: npt.NDArray[Any], counts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return `firsts[i], firsts[i] + 1, ...`, `counts[i]` of them, for all i, joined; `ends` are those of `counts`."""
+    """Return `firsts[i], firsts[i] + 1, ...`, `counts[i]` of them, for all i, joined, with the `ends` of `counts`."""
     ends = ends_of(counts) if ends is None else ends
     found: npt.NDArray[np.int64] = np.arange(ends[-1])
     found += (firsts.astype(np.int64, copy=False) - ends[:-1]).repeat(counts)

@@ -49,7 +49,7 @@ FEW_ROWS: Final = 1 << 20
 
 
 class _Dataset(NamedTuple):
-    """The offset of a dataset's rows in the file, and the number of its first block among those of the file."""
+    """The offset of a dataset's rows in the file, and the number of its first block among the blocks of the file."""
 
     offset: int
     dtype: np.dtype[Any]

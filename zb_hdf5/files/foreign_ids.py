@@ -19,7 +19,7 @@ _local = threading.local()
 
 
 class ForeignIds(Wrapper):
-    """Ids of any integer dtype, read as those of ours: each that is read is compared with the range. See `Tokens`.
+    """Ids of any integer dtype, read as our ids: each that is read is compared with the range. See `Tokens`.
 
     Ids of the same size are read into place. All are compared as unsigned integers, of which a negative id is a large
     one: the maximum of what was read is enough, and nothing is copied for it.

@@ -318,7 +318,7 @@ def _last_part(name: str) -> str:
 
 
 def _order(name: str) -> list[str]:
-    """Return the key by which names are sorted: as those of folders and files, one after the other."""
+    """Return the key by which names are sorted: as the names of folders and files, one after the other."""
     return name.split("/")
 
 

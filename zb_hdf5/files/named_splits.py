@@ -122,7 +122,7 @@ class SplitFiles(NamedTuple):
 
     @classmethod
     def at(cls, paths: Sequence[Path], files: Sequence[Path], split: str | None) -> Self:
-        """Return those of some files at a path, or at several, that are of a split.
+        """Return the files of a split, of some files at a path or at several.
 
         Parameters
         ----------

@@ -179,7 +179,7 @@ class Folder:
 
 
 def basic_authorization(user: str) -> dict[str, str]:
-    """Return the header that has a user and a password: the library does not send those of a URL."""
+    """Return the header that has a user and a password: the library does not send the ones in a URL."""
     text = user if ":" in user else f"{user}:"
     return {"Authorization": f"Basic {base64.b64encode(text.encode()).decode()}"}
 

@@ -414,7 +414,7 @@ def least_room(limit: int) -> int:
 
 
 def files_at_hand(most: int) -> int:
-    """Return how many mapped files, at most `most`, a loader may keep open for itself, beside those of the stores."""
+    """Return how many mapped files, at most `most`, a loader may keep open for itself, beside the stores' files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return most

@@ -245,7 +245,7 @@ class LockedFolder:
     shared
         Several processes fill the folder, each a part of it, and it is kept.
     names
-        A regular expression of the names of its files, besides those of a store; "": it has no others.
+        A regular expression of the names of its files, besides the files of a store; "": it has no others.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False, names: str = "") -> None:
@@ -470,7 +470,7 @@ def require_present(path: Path) -> None:
 
 
 def named_alike(path: Path) -> str:
-    """Return the names beside a path that is not there which add a suffix to it, as those of Megatron; "": none."""
+    """Return the names beside a path that is not there which add a suffix to it, as Megatron does; "": none."""
     try:
         names = sorted(name for name in os.listdir(path.parent) if path.name and name.startswith(f"{path.name}."))
     except OSError:

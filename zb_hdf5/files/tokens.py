@@ -111,7 +111,7 @@ class Tokens(ABC):
         self.read(zip(starts.tolist(), out, strict=True))
 
     def __getitem__(self, run: slice) -> TokenArray:
-        """Return consecutive tokens: 1-D, read-only where it is a view of a mapping. Ends are cut as those of a list.
+        """Return consecutive tokens: 1-D, read-only where it is a view of a mapping. Ends are cut as of a list.
 
         Raises
         ------
@@ -164,10 +164,10 @@ class Tokens(ABC):
         """Announce that tokens from each of some positions on will be read soon, in any order, if they are in files."""
 
     def share(self, residency: Residency) -> None:  # noqa: B027 - most have no pages
-        """Make these tokens those of one file of many, whose owner looks for the pages of all, and announces reads."""
+        """Make these the tokens of one file of many, whose owner looks for the pages of all, and announces reads."""
 
     def resolve(self) -> FileTokens | None:
-        """Return the same tokens as those of one file, for short cuts: whoever reads them compares what this would.
+        """Return the same tokens as one file has them, for short cuts: whoever reads them compares what this would.
 
         None: they are in several files, or are decoded or changed on their way.
         """
@@ -464,7 +464,7 @@ class FileTokens(Tokens):
         return self._joined_flat()
 
     def _joined_flat(self) -> TokenArray | None:
-        """Return all tokens, mapped for reads in any order: those of several runs side by side, if they are pages."""
+        """Return all tokens, mapped for reads in any order: several runs side by side, if they are pages."""
         if self._flat is None:
             data = map_side_by_side(self.parts())
             self._flat = None if data is None else data.view(self.dtype)[: self.num_tokens]

@@ -29,7 +29,7 @@ SAFETENSORS_DTYPES: Final = {
     "U64": "<u8",
     "I64": "<i8",
 }
-#: The bytes of a header of safetensors that are read, and those of a table of text.
+#: The bytes of a header of safetensors that are read, and the bytes of a table of text.
 MAX_TENSORS_BYTES: Final = 1 << 20
 CSV_BYTES: Final = 4096
 #: A table that has numbers and nothing else.

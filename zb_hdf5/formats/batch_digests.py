@@ -73,7 +73,7 @@ class BatchDigests:
         -------
         (sha256, checks)
             The sha256 of the token bytes just read, and the kinds of digest that they were compared with: "crc32",
-            "sha256", or none; then those of `other_checks`.
+            "sha256", or none; then the checks of `other_checks`.
 
         Raises
         ------

@@ -385,7 +385,7 @@ class FileWriter(TokenWriter, BatchWriter):
 def as_batches(
     batches: npt.ArrayLike, fields: FieldArrays | None, meta: StoreMeta, path: Path
 ) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-    """Return tokens as `(count, B, S)`, also those of one batch `(B, S)`, and the values of each field likewise."""
+    """Return tokens as `(count, B, S)`, also one batch `(B, S)`, and the values of each field likewise."""
     tokens, fields = split_tokens(batches, fields)
     if tokens.shape != meta.shape and (tokens.ndim != 3 or tokens.shape[1:] != meta.shape):
         raise ArgumentError(f"{path}: expected batches of shape {meta.shape}, found {tokens.shape}")

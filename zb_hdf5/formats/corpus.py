@@ -123,6 +123,7 @@ class Corpus:
     words: tuple[str, ...] = ()
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
+    documents_sha256 = ""
     #: The cure of damage that digests find, for its message.
     cure: ClassVar[str] = "restore it, repair it, or convert again"
 
@@ -514,7 +515,7 @@ class Corpus:
         return self.tokens if self.verified in ("whole reads", "all reads") else None
 
     def cached(self, cache: Callable[[Corpus], Tokens]) -> Corpus:
-        """Return this corpus with its tokens in a cache, and those of its fields when they are opened.
+        """Return this corpus with its tokens in a cache, and its fields when they are opened.
 
         It takes the place of this one, which nobody uses or closes any more.
 
@@ -536,7 +537,7 @@ class Corpus:
     # --- the life of a corpus ------------------------------------------------------------------------------------
 
     def attach(self, documents: RecordDocuments) -> None:
-        """Make documents those of these tokens; they close with this corpus."""
+        """Make documents the documents of these tokens; they close with this corpus."""
         self._record_documents = documents
 
     def reopen_by(self, reopen: Callable[[str | None], Corpus], training_split: str | None) -> None:
@@ -566,7 +567,7 @@ class Corpus:
         return self.num_tokens
 
     def close(self) -> None:
-        """Release the files, and those of the fields. Views that were returned stay valid."""
+        """Release the files, and the files of the fields. Views that were returned stay valid."""
         for field in (*self._fields.values(), *self._old_fields):
             field.close()
         self._fields = {}
@@ -728,7 +729,7 @@ class Batches:
         return known
 
     def field(self, name: str) -> Batches:
-        """Return the values of a field, whose batches and records are aligned with those of the tokens.
+        """Return the values of a field, whose batches and records are aligned with the tokens.
 
         Its `meta.field` has their dtype and shape: a record has `seq_len * field.size` values. It is opened once, and
         closed with the corpus.

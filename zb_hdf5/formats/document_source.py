@@ -87,7 +87,7 @@ def _spans_inside(spans: Spans, inside: npt.NDArray[np.bool_]) -> Spans:
     spans
         Each in one document.
     inside
-        A mask of all tokens: those of the documents that are kept.
+        A mask of all tokens, true for the documents that are kept.
     """
     kept = inside[spans.starts.astype(np.int64)]
     removed = np.concatenate([[0], np.cumsum(~inside)]).astype(np.uint64)

@@ -43,7 +43,7 @@ class DocumentWriter(Writer):
     path
         The file to publish.
     meta
-        The tokens of the source: dtype, size of the vocabulary, tokenizer, boundary token, and those of the fields that
+        The tokens of the source: dtype, size of the vocabulary, tokenizer, boundary token, and the fields that
         the format keeps.
     overwrite
         Replace existing files at the end, by rename; otherwise one is an error.

@@ -193,7 +193,7 @@ class FlatFormat(Format, ABC):
         return tuple(map(self.facts, look.each(files)))
 
     def _ids_in(self, folder: Look, files: Sequence[Path]) -> list[Path]:
-        """Return those of the files in a folder that are of ids; none if the first one is of another format."""
+        """Return the files of ids in a folder; none if the first one is of another format."""
         ids = ids_among(files, [folder.path])
         first = next(iter(ids or files), None)
         if first is None or not self.fits(folder.of(first)):
@@ -222,7 +222,7 @@ class FlatFormat(Format, ABC):
         return []
 
     def file_of_field(self, path: Path, name: str) -> Path:
-        """Return the file of the values of a field, which `facts` has found: those of each id, one after the other."""
+        """Return the file of the values of a field, which `facts` has found: for each id, one after the other."""
         raise NotImplementedError
 
     def facts_without_header(self, look: Look) -> FlatTokens:

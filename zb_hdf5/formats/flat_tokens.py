@@ -1,4 +1,4 @@
-"""The facts of a file of ids, and their comparison with those of the other files of its folder."""
+"""The facts of a file of ids, and their comparison with the facts of the other files of its folder."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class FlatTokens(NamedTuple):
 
 
 def require_alike(found: Sequence[FlatTokens]) -> None:
-    """Raise `FormatError` if the files of a folder differ: those of another corpus would be read unseen."""
+    """Raise `FormatError` if the files of a folder differ: files of another corpus would be read unseen."""
     require_one_dtype((each.path, each.dtype) for each in found)
     first = found[0]
     for each in found:

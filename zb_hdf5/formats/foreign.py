@@ -111,7 +111,7 @@ def _is_beside(name: str, other: str) -> bool:
 def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h5py.Dataset]:
     """Return the datasets in the group of one that have a number for each of its tokens, by their names.
 
-    In a group of many datasets most are documents: those of `FIELD_NAMES` alone are looked at.
+    In a group of many datasets most are documents: the names of `FIELD_NAMES` alone are looked at.
     """
     group = h5[name].parent
     names = sorted(group) if len(group) <= MAX_DATASETS else [each for each in FIELD_NAMES if each in group]

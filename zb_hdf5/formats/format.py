@@ -44,7 +44,7 @@ class Found:
     files
         The files of ids in no store, whatever their splits are; (): a store, or one file with digests of its own.
     facts
-        The facts of those of the split that is read.
+        The facts of the files of the split that is read.
     splits
         The split of each of these.
     column
@@ -121,7 +121,7 @@ class Found:
 class Format:
     """The code of one format: a subclass for each, which its row in the list names. A class is used for many paths.
 
-    The defaults are those of a file of batches, which its magic bytes mark.
+    The defaults are right for a file of batches, which its magic bytes mark.
 
     Parameters
     ----------
@@ -197,6 +197,7 @@ class Format:
         *,
         identity: Identity | None = None,
         column: Column | None = None,
+        look: Look | None = None,
     ) -> Corpus:
         """Open a file of a store as one of its columns. No read is checked.
 
@@ -210,11 +211,15 @@ class Format:
             The identity that the file had before; another file of this name is refused. None: any file.
         column
             The column of an HDF5 file as a look has found it; None: look now.
+        look
+            The look at the file, whose open descriptor is taken; None: the file is opened.
         """
-        return self.open_file(path, access=access, verify="none")
+        return self.open_file(path, access=access, verify="none", identity=identity)
 
-    def open_chunks(self, path: Path) -> Corpus:
+    def open_chunks(self, look: Look) -> Corpus:
         """Open a file as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
+
+        The open descriptor of the look is taken.
 
         Raises
         ------
@@ -222,7 +227,7 @@ class Format:
             If it is a dataset of another program, which may be chosen, without a digest: nothing in it can be compared,
             saved or indexed.
         """
-        return self.open_file(path, verify="none")
+        return self.open_found(replace(self.found_file(look), verify="none"), look)
 
     def open_broken(self, path: Path) -> BrokenFile | None:
         """Open a damaged or unfinished file; None: it is read as a whole one is."""

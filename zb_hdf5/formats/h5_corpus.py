@@ -26,7 +26,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import H5pyTokens, open_column
-from zb_hdf5.formats.inspection import GROWS, find_column
+from zb_hdf5.formats.inspection import GROWS, column_with_fields, find_column
 from zb_hdf5.hdf5.h5_dataset import require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, open_h5_for_reading
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -90,6 +90,7 @@ class HDF5Corpus(Corpus):
         self.identity = column.identity
         self.origin = column.origin
         self.foreign_dataset = column.name if column.is_foreign else None
+        self.documents_sha256 = column.documents_sha256
         self.verify = verify
         self._access = access
         self._reads = "none" if verify == "store" else verify
@@ -133,6 +134,7 @@ class HDF5Corpus(Corpus):
             self.complete = bool(state["complete"])  # at last: whoever sees it sees all batches
 
     def _field_corpus(self, name: str) -> HDF5Corpus:
+        self._column = column_with_fields(self._column)
         column = self._column.fields.get(name)
         field = "" if column is not None else name
         return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column)
@@ -147,7 +149,7 @@ class HDF5Corpus(Corpus):
         if not self.complete or self._column.is_foreign:
             return []
         if self.meta.layout == STREAM_LAYOUT and self.meta.field is None:
-            _ = self.doc_offsets  # its errors are those of the check
+            _ = self.doc_offsets  # its errors are errors of the check
             return ["documents"]
         if self.meta.layout == BATCHES_LAYOUT:
             self._require_all_rows()

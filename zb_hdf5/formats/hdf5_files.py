@@ -47,9 +47,10 @@ class HDF5Files(Format):
         *,
         identity: Identity | None = None,
         column: Column | None = None,
+        look: Look | None = None,
     ) -> Corpus:
         if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return HDF5Corpus(path, access, "none")
+            return HDF5Corpus(path, access, "none", identity=identity)
         return HDF5Corpus(
             path,
             access,
@@ -59,11 +60,13 @@ class HDF5Files(Format):
             read_as=self.read_as,
             identity=identity,
             column=column,
+            look=look,
         )
 
-    def open_chunks(self, path: Path) -> Corpus:
+    def open_chunks(self, look: Look) -> Corpus:
+        path = look.path
         read_as = self.read_as if self.read_as.names_dataset else AS_STORED
-        corpus = HDF5Corpus(path, verify="none", layout=None, read_as=read_as)
+        corpus = HDF5Corpus(path, verify="none", layout=None, read_as=read_as, look=look)
         if corpus.foreign_dataset is not None and corpus.sha256 is None:
             corpus.close()
             facts = f"{path}: {corpus.foreign_dataset}: {NO_DIGESTS}"

@@ -296,7 +296,7 @@ class RowBlock:
     def add(
         self, lists: Sequence[npt.NDArray[Any]], more: Sequence[Any] = (), lengths: npt.NDArray[Any] | None = None
     ) -> None:
-        """Add a row: its ids, the values of its fields, those of `Columns.more`, and those of `Columns.lengths`."""
+        """Add a row: its ids, the values of its fields, of `Columns.more` and of `Columns.lengths`."""
         for name, values in zip(self._columns.lists, lists, strict=True):
             require_aligned(self.where, name, self._columns.ids, len(lists[0]), len(values))
         for kept, values in zip(self._lists, lists, strict=True):
@@ -563,7 +563,7 @@ def _require_same_fields(files: Sequence[IdFile]) -> None:
         if file.columns.fields != first.columns.fields:
             raise ConvertError(
                 f"{file.path}: expected the fields of {first.path.name}, {_in_words(first.columns.fields)}, found "
-                f"{_in_words(file.columns.fields)}; name those of all files in field_columns",
+                f"{_in_words(file.columns.fields)}; name the fields of all files in field_columns",
                 options=["field_columns"],
             )
 

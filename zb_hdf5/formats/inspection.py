@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -174,6 +175,24 @@ def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None =
         if name is None:
             raise dataset_not_chosen(h5, path, "is an HDF5 file of another program")
         return _foreign_column(h5, path, name, read_as)
+
+
+def column_with_fields(column: Column) -> Column:
+    """Return a column of tokens with the columns of its fields, for which its file is looked into once more.
+
+    A field that is damaged is left out: whoever opens it looks at it alone, and gets the error.
+    """
+    path = column.path
+    if column.is_foreign or column.fields or not column.complete or not column.meta.fields:
+        return column
+    with h5_damage(path):
+        h5 = open_h5_for_reading(path, column.identity)
+    fields: dict[str, Column] = {}
+    with h5_damage(path), HANDLES, h5:
+        for field in column.meta.fields:
+            with suppress(FormatError), h5_damage(path):
+                fields[field.name] = _with_extents(h5, *_field_column(h5, column, field.name))
+    return column._replace(fields=fields)
 
 
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
@@ -367,7 +386,7 @@ def _rows_to_read(
     Parameters
     ----------
     datasets
-        The dataset of the tokens, the first one, and those of fields: each with its entry of the second axis.
+        The dataset of the tokens, the first one, and the datasets of fields: each with its entry of the second axis.
     is_stream, num_tokens
         Whether the tokens have one axis, and how many of them count.
     """

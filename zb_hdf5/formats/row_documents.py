@@ -94,7 +94,7 @@ class RowDocuments(NamedTuple):
         Raises
         ------
         DocumentsError
-            If the lengths of the documents of a row are not those of its ids.
+            If the lengths of the documents of a row do not fit its ids.
         """
         rows = np.arange(len(lengths))
         if name == LENGTHS_COLUMN:
@@ -172,7 +172,7 @@ def edges_in_stream(positions: Tokens, start: int, stop: int) -> npt.NDArray[np.
 
 
 def _require_lengths(values: npt.NDArray[Any], owners: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
-    """Raise `DocumentsError` unless the lengths of the documents of each row are those of its ids."""
+    """Raise `DocumentsError` unless the lengths of the documents of each row fit its ids."""
     sums = np.zeros(len(lengths), np.int64)
     np.add.at(sums, owners, values.astype(np.int64))
     is_negative = values < 0

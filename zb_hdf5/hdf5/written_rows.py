@@ -104,7 +104,7 @@ def lacking(runs: RowRuns, num_rows: int) -> str:
 
 
 def runs_between(runs: RowRuns, ends: list[int], first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of the rows that are number `first` to `stop` among those of other runs.
+    """Yield the runs of the rows that are number `first` to `stop` among the rows of other runs.
 
     Parameters
     ----------

@@ -157,7 +157,7 @@ class BatchDataset(Dataset[BatchT]):
         return self._of_steps(self._loader.identity())
 
     def _identity_as(self, state: Any) -> dict[str, Any]:
-        """Return the fields that must agree with those of a state, which may be anything."""
+        """Return the fields that must agree with a state, which may be anything."""
         return self._of_steps(self._loader.identity_as(state if isinstance(state, Mapping) else {}))
 
     def _of_steps(self, identity: dict[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class Loader(EpochLoader[BatchT]):
         evaluation with "short" or "masked" counts each record once. A state does not have it, and fits any other.
     rank, world_size
         Which share of each epoch this process takes. None: from `torch.distributed` if initialised, else the variables
-        RANK and WORLD_SIZE, else those of a task that `srun` started, else 0 of 1. Ranks that must see the same data
+        RANK and WORLD_SIZE, else as `srun` has started the task, else 0 of 1. Ranks that must see the same data
         (tensor or pipeline parallel) pass their data-parallel rank.
     dtype
         `torch.int64`, or `torch.int32`: half the memory; a mapped uint32 store then needs no copy
@@ -206,7 +206,7 @@ class Loader(EpochLoader[BatchT]):
         The split to read of a store with several, or of a folder of files whose names tell them: "train", "val" or
         "test". "auto": that for training, or the only one of such a folder. None or "all": all.
     read_as, cache, verify, access, backend
-        As for `open_corpus`, for a path alone: those of an open corpus are fixed.
+        As for `open_corpus`, for a path alone: an open corpus has fixed them.
 
     Raises
     ------
@@ -438,7 +438,7 @@ class Loader(EpochLoader[BatchT]):
         return 0
 
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return the records that this rank reads at each step of an epoch. `plan` has those of the current epoch."""
+        """Return the records that this rank reads at each step of an epoch. `plan` has the current epoch."""
         batches = self.batches
         parts = batches.seq_len // self._length
         records_per_batch = batches.batch_size * parts

@@ -83,7 +83,7 @@ class MappedWindows:
         return stored.limit is None and stored.ids.itemsize >= self._dtype.itemsize
 
     def _as_copied(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return ids of the size of those of the tensors as these are: a plain copy is faster than a conversion."""
+        """Return ids of the size of the ids of the tensors as these are: a plain copy is faster than a conversion."""
         return ids.view(self._dtype) if ids.itemsize == self._dtype.itemsize and ids.dtype.isnative else ids
 
     def _from_one(

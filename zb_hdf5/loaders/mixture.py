@@ -380,7 +380,7 @@ class MixedLoader(TokenLoader[BatchT]):
 
     @staticmethod
     def _segments(schedules: list[Schedule]) -> list[dict[str, Any]]:
-        """Return the schedules as a state has them: those of the first version are named in a state of another one."""
+        """Return the schedules as a state has them: beside newer ones, a schedule of the first version is named."""
         is_mixed = any(each.version != FIRST_VERSION for each in schedules)
         return [
             {

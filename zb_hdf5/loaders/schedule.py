@@ -29,7 +29,7 @@ MAX_WALK: Final = 1 << 28
 
 
 class Tally(NamedTuple):
-    """A place in a mixture: the batches of all ranks that are before it, and those of each source."""
+    """A place in a mixture: the batches of all ranks that are before it, and the batches of each source."""
 
     position: int
     counts: tuple[int, ...]

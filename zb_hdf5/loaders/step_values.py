@@ -190,7 +190,7 @@ class StepValues:
     has_targets
         The targets follow from fields of the store.
     has_context
-        Some targets are those of tokens that are context only.
+        Some targets are targets of tokens that are context only.
     of_one_shape
         The values of steps of as many rows have the same shapes.
     """

@@ -107,7 +107,7 @@ class StoredTargets:
             require_choice("labels", way, WAYS)
         self._reader = reader
         self._way = way
-        #: Records from the start that have no label that counts: those of a store that grows.
+        #: Records from the start that have no label that counts: records of a store that grows.
         self._num_empty = 0
         for name, words in reader.meta.unfit:
             raise _unfit(reader, name, words)

@@ -296,7 +296,7 @@ class EpochLoader(TokenLoader[BatchT]):
 
     @abstractmethod
     def plan_of_epoch(self, epoch: int) -> StepPlan:
-        """Return the reads of this rank at each step of an epoch. `plan` has those of the current epoch."""
+        """Return the reads of this rank at each step of an epoch. `plan` has the current epoch."""
 
     @abstractmethod
     def _mask(self) -> None:
@@ -315,7 +315,7 @@ class EpochLoader(TokenLoader[BatchT]):
         return FIRST_VERSION if epoch <= self._first_version_epoch else WIDE_VERSION
 
     def identity_as(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that must agree with those of a state, which may be of the first version in any order."""
+        """Return the fields that must agree with a state, which may be of the first version in any order."""
         version = FIRST_VERSION
         if state.get("version") != FIRST_VERSION:
             version = self.plan_of_epoch(self._first_version_epoch + 1).order.version

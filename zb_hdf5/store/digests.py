@@ -1,4 +1,4 @@
-"""Digests of files that hold none, such as those of another trainer: made once, and kept in a file of their own."""
+"""Digests of files that hold none, such as files of another trainer: made once, and kept in a file of their own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Digests:
         Raises
         ------
         FormatError
-            If there are none, or they are those of another file, as its size and its header tell.
+            If there are none, or they are digests of another file, as its size and its header tell.
         """
         digest = self.files.get(name)
         if digest is None:

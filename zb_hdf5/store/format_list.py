@@ -1,4 +1,4 @@
-"""The one list of formats: ours, those of other trainers, and those of installed packages; asked for by their names.
+"""The one list of formats: ours, of other trainers, and of installed packages; asked for by their names.
 
 A format plugs in here: one file with its `Format`, and one row. The commands, the options and the messages follow from
 the row; its code is imported when a path ends or begins as the row has it. A store is none of them: it has files of
@@ -200,7 +200,7 @@ def add_installed() -> None:
 
 
 def known_formats() -> dict[str, FormatRow]:
-    """Return our formats, and those of installed packages if they were asked for."""
+    """Return our formats, and the formats of installed packages if they were asked for."""
     return {**FORMATS, **INSTALLED.rows}
 
 
@@ -230,7 +230,7 @@ def package_of(name: str) -> str:
 
 
 def batch_formats() -> dict[str, FormatRow]:
-    """Return our formats to whose files batches are written: those that hold batches first, then those of records."""
+    """Return our formats to whose files batches are written: formats of batches first, then formats of records."""
     taking = [row for row in FORMATS.values() if row.takes_batches]
     return {row.name: row for row in sorted(taking, key=lambda row: not row.holds_batches)}
 
@@ -314,7 +314,7 @@ def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | No
     Parameters
     ----------
     read_as
-        How the files are read; None: they are those of a store, which hold digests.
+        How the files are read; None: they are files of a store, which hold digests.
     """
     if read_as is None:
         return None

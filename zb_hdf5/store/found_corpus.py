@@ -58,7 +58,7 @@ def corpus_of(found: Found, look: Look | None = None) -> Corpus:
         The look by which it was found, if it is open: a lone file is read by its descriptor.
     """
     if found.layout != BATCHES_LAYOUT:
-        corpus: Corpus = _stream_of(found)
+        corpus: Corpus = _stream_of(found, look)
     elif isinstance(found, FoundStore):
         corpus = _store_of(found)
     else:
@@ -73,18 +73,23 @@ def _found_set(corpus: Corpus, name: str, path: Path | None, allow_missing: Mapp
     return found_set(corpus, name, path, allow_missing)
 
 
-def _stream_of(found: Found) -> StoreCorpus:
+def _stream_of(found: Found, look: Look | None) -> StoreCorpus:
     """Open the files of a token stream, which may grow."""
     index = stream_index(found)
     compare_digests(found)
     newer = partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split)
-    return _over(found, index, newer=newer)
+    return _over(found, index, newer=newer, look=None if found.column is None else look)
 
 
 def _over(
-    found: Found, index: ShardIndex, *, records: Windows | None = None, newer: NewerFiles | None = None
+    found: Found,
+    index: ShardIndex,
+    *,
+    records: Windows | None = None,
+    newer: NewerFiles | None = None,
+    look: Look | None = None,
 ) -> StoreCorpus:
-    """Return the corpus of files in no store, by an index that was made of them."""
+    """Return the corpus of files in no store, by an index that was made of them; `look` is that at the only one."""
     return StoreCorpus(
         found.path,
         index,
@@ -94,6 +99,7 @@ def _over(
         found=found.known,
         records=records,
         newer=newer,
+        look=look,
     )
 
 

@@ -60,7 +60,7 @@ def found_at(
     split: str | None = AUTO_SPLIT,
     look: Look | None = None,
 ) -> Found:
-    """Look at a path once, and return what is there. The arguments are those of `open_reader`.
+    """Look at a path once, and return what is there. It takes the arguments of `open_reader`.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def _require_backend_name(backend: str) -> None:
 
 
 def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found:
-    """Ask for a store, our formats and those of packages, in this order: a store has files that others would take."""
+    """Ask for a store, our formats, and those of packages, in this order: a store has files that others would take."""
     if read_as.lacks_header:
         name = headerless_name(look, backend)
         found = load_format(FORMATS[name], read_as).recognise(look, name, split)

@@ -25,6 +25,7 @@ from zb_hdf5.errors import (
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import Crc32Rows, UnitTokens, checked, crc32_of
 from zb_hdf5.files.forks import cached_per_process
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
@@ -267,7 +268,9 @@ class SetValues(Sharded):
     Every read is compared with the crc32 of its records, unless `verify` is "none".
     """
 
-    def _open_by_file(self, path: Path, entry: ShardEntry, number: int, unit: int, known: Identity | None) -> Tokens:
+    def _open_by_file(
+        self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None, look: Look | None
+    ) -> Tokens:
         raise ChecksumError(
             f"{path}: differs from {SET_INDEX}: it was changed after the field set was finished, or is damaged; "
             "restore it, or remove it and write its records again"
@@ -302,7 +305,7 @@ class LackingValues(Sharded):
         self._rows = {number: (part.is_there(), part.crc32(field)) for number, part in parts.items()}
         super().__init__(folder, index, access, verify)
 
-    def _open(self, number: int, start: int) -> Tokens:
+    def _open(self, number: int, start: int, look: Look | None = None) -> Tokens:
         entry = self.index.shards[number]
         unit = self.index.meta.batch_tokens
         if number not in self._rows:

@@ -56,7 +56,7 @@ class ShardIndex:
     Attributes
     ----------
     meta
-        The facts that all shards share; its counts are those of the whole store.
+        The facts that all shards share; its counts are counts of the whole store.
     shards
         In the order of their batches or tokens. Any sequence of entries is taken, and kept as a `ShardTable`.
     shuffle

@@ -18,7 +18,7 @@ from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import ArgumentError, BackendError, ExistsError, FormatError, IncompleteError, Remedy, ZbError
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import local_path, open_file
+from zb_hdf5.files.paths import RemotePath, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus
@@ -194,6 +194,8 @@ def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> S
 
 
 def _num_bytes(path: Path) -> int:
+    if not isinstance(path, RemotePath):
+        return path.stat().st_size
     with open_file(path) as file:
         return file.seek(0, os.SEEK_END)
 

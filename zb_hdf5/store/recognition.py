@@ -33,7 +33,7 @@ PREFIX_ENDINGS: Final = ((".bin", ".idx"), (".ds", ".ds.index"))
 
 
 def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
-    """Return whether a path ends or begins as those of a format do, so that its code is asked.
+    """Return whether a path ends or begins as the paths of a format do, so that its code is asked.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def named_by_prefix(path: Path) -> Path:
     return path
 
 
-# --- files of rows, and those of packages --------------------------------------------------------------------------
+# --- files of rows, and files of packages --------------------------------------------------------------------------
 
 
 def source_name_of(look: Look) -> str:

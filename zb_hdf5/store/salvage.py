@@ -92,7 +92,7 @@ CountBytes = Callable[[int], None]
 
 
 class ReadBytes:
-    """The bytes that a repair reads: those of each file once, and those that it keeps once more.
+    """The bytes that a repair reads: the bytes of each file once, and what it keeps once more.
 
     Parameters
     ----------

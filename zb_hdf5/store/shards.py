@@ -169,6 +169,27 @@ class Sharded(Tokens):
             raise ClosedError(f"{self.name}: this corpus was closed")
         return file
 
+    def open_found(self, look: Look) -> None:
+        """Open the first file by the look that has found it, whose descriptor is taken."""
+        self._files.open(0, partial(self._open, start=0, look=look))
+
+    def found_of(self, field: str) -> dict[int, Column | FlatTokens]:
+        """Return the facts of the values of a field, of files that were looked at: one look finds all fields."""
+        if not self.found:
+            return {}
+        from zb_hdf5.formats.inspection import (
+            column_with_fields,  # with h5py, which a store with an index does not need
+        )
+
+        of_field: dict[int, Column | FlatTokens] = {}
+        for number, each in self.found.items():
+            if isinstance(each, FlatTokens):  # the values lie in a file of their own
+                continue
+            known = self.found[number] = column_with_fields(each)
+            if field in known.fields:
+                of_field[number] = known.fields[field]
+        return of_field
+
     def _locate(self, start: int) -> tuple[Tokens, int]:
         """Return the file of a token, and its position there."""
         number = bisect_right(self._starts, start, hi=len(self._starts) - 1) - 1
@@ -349,7 +370,7 @@ class Sharded(Tokens):
 
     # --- the files ------------------------------------------------------------------------------------------------
 
-    def _open(self, number: int, start: int) -> Tokens:
+    def _open(self, number: int, start: int, look: Look | None = None) -> Tokens:
         """Open a shard, of which the token at position `start` of all is about to be read."""
         entry = self.index.shards[number]
         path = self.folder / self.index.table.values["path"][number]
@@ -357,7 +378,7 @@ class Sharded(Tokens):
         unit = (start - self._starts[number]) // self.unit
         found = self._open_by_index(path, entry, unit, known)
         if found is None:
-            found = self._open_by_file(path, entry, number, unit, known)
+            found = self._open_by_file(path, entry, number, unit, known, look)
         self.identities[number] = found.identity
         found.share(self.residency)
         return found
@@ -414,7 +435,9 @@ class Sharded(Tokens):
                 ranges.close()
         return found
 
-    def _open_by_file(self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None) -> Tokens:
+    def _open_by_file(
+        self, path: Path, entry: ShardEntry, number: int, unit: int, identity: Identity | None, look: Look | None
+    ) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         flat = format_without_digests(entry.backend, self.index.read_as)
         if flat is not None:
@@ -429,6 +452,7 @@ class Sharded(Tokens):
                 self.asked,
                 identity=identity,
                 column=None if isinstance(column, FlatTokens) else column,
+                look=look,
             )
         with on_failure(file.close):
             is_expected = file.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT

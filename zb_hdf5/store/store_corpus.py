@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import FilesIn, on_failure
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint, sampled_tokens
@@ -74,6 +75,8 @@ class StoreCorpus(Corpus):
         batches or a stream.
     newer
         Looks for the files of a stream that grows; None: it does not.
+    look
+        The look at the only file, whose open descriptor is taken; None: the file is opened.
     """
 
     _kind: ClassVar[type[Sharded]] = Sharded
@@ -89,6 +92,7 @@ class StoreCorpus(Corpus):
         found: Mapping[int, Column | FlatTokens] | None = None,
         records: Windows | None = None,
         newer: NewerFiles | None = None,
+        look: Look | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
         is_stored = index.meta.layout == BATCHES_LAYOUT
@@ -108,6 +112,8 @@ class StoreCorpus(Corpus):
         self._shards = tokens
         self._checks = verify if verify == "store" else compared
         with on_failure(self.close):
+            if look is not None:
+                tokens.open_found(look)
             _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
             if compared == "batch" and index.complete:
                 self._require_crc32()
@@ -188,7 +194,7 @@ class StoreCorpus(Corpus):
         records = None
         if self.windows is not None and self.is_cut:
             records = self.windows.widened(self.meta.of_field(name).seq_len // self.meta.seq_len)
-        return type(self)(self.path, index, records=records, **self._options)
+        return type(self)(self.path, index, found=self._shards.found_of(name), records=records, **self._options)
 
     @property
     def joins_records(self) -> bool:

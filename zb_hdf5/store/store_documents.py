@@ -222,7 +222,7 @@ class StreamDocuments(RecordDocuments):
         return pieces_of_windows(edges, starts, length, end)
 
     def _told_pieces(self, positions: Tokens, starts: npt.NDArray[np.int64], length: int) -> Pieces:
-        """Return the pieces of windows as the positions in them tell, without those of other tokens."""
+        """Return the pieces of windows as the positions in them tell, without pieces of other tokens."""
         values = np.empty((len(starts), length), positions.dtype)
         positions.gather(starts, values)
         return pieces_in_stream(values, starts)

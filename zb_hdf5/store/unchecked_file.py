@@ -16,8 +16,7 @@ from zb_hdf5.store.recognition import detect_backend
 def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> Corpus:
     """Open a file as its batches, or as the chunks of a stream. No read is checked. Raises as `Format.open_chunks`."""
     with Look(path) as look:
-        row = FORMATS[detect_backend(look)]
-    return load_format(row, read_as).open_chunks(path)
+        return load_format(FORMATS[detect_backend(look)], read_as).open_chunks(look)
 
 
 def open_damaged(path: Path, name: Path) -> BrokenFile:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zb_hdf5.documents.document_offsets import table_sha256
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
@@ -139,8 +138,7 @@ def check_beside(corpus: Corpus, report: ShardReport) -> None:
     """Check the sidecars of a lone file. Raises as `check_pieces` does."""
     if pieces_path(corpus.path).exists():
         check_pieces(corpus, None, report)
-    sha256 = table_sha256(corpus.path) if corpus.is_stream else ""
-    table = DocumentTable.of_file(corpus.path, report.sha256, sha256=sha256)
+    table = DocumentTable.of_file(corpus.path, report.sha256, sha256=corpus.documents_sha256)
     if table is not None:
         with closing(table):
             table.file(0).check()
@@ -275,11 +273,11 @@ def verify_store(
         if read_as.lacks_header or not find_index(path):
             flat, files = _lone_files(look, read_as)
             files = SplitFiles.at([path], files, split).files
-    index = None if files else ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, read_as, flat)
-    with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
-        if index is None:
-            return readers.map(check.lone_file, files)
+        if files:
+            return _verify_files(look, _Check(None, progress, announce, read_as, flat), files, workers)
+    index = ShardIndex.load(path).of_split(split)
+    check = _Check(index, progress, announce, read_as)
+    with _readers(workers) as readers:
         announce(index.token_count)
         folder = path.parent if path.name == INDEX_NAME else path
         reports = _verify_shards(readers, check, folder, index)
@@ -287,6 +285,17 @@ def verify_store(
     if split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _readers(workers: int | None) -> ReadPool:
+    """Return the threads of a check. See `verify_store`."""
+    return ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify")
+
+
+def _verify_files(look: Look, check: _Check, files: list[Path], workers: int | None) -> list[ShardReport]:
+    """Check files in no store; the path itself goes on with the look at it."""
+    with _readers(workers) as readers:
+        return readers.map(check.lone_file, (look if file == look.path else Look(file) for file in files))
 
 
 def _verify_flat(
@@ -314,8 +323,7 @@ def _verify_flat(
     check = _Check(None, progress, announce, read_as, flat, digests=digests, place=path)
     names = [name_below(path, file) for file in files]
     announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
-    with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
-        reports = readers.map(check.lone_file, files)
+    reports = _verify_files(look, check, files, workers)
     missing = digests.missing(path, names) if path.is_dir() else {}
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
 
@@ -453,12 +461,14 @@ class _Check:
         """Return the name of a lone file in its digests."""
         return path.name if self.place is None else name_below(self.place, path)
 
-    def lone_file(self, path: Path) -> ShardReport:
-        """Check a file without an index."""
+    def lone_file(self, look: Look) -> ShardReport:
+        """Check a file without an index, and close the look at it."""
+        path = look.path
         report = ShardReport(str(path))
         counted = _Counted(self.progress)
-        with _recorded(report, is_lone=True, is_named=self.digests is None and self.read_as.dataset is not None):
-            self._file(path, None, None, report, counted)
+        is_named = self.digests is None and self.read_as.dataset is not None
+        with look, _recorded(report, is_lone=True, is_named=is_named):
+            self._file(look, None, None, report, counted)
         counted.reach(self._announced(path, report))
         return report
 
@@ -473,14 +483,14 @@ class _Check:
         """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
         report = ShardReport(str(path))
         counted = _Counted(self.progress)
-        with _recorded(report, is_named=self.read_as.dataset is not None):
-            self._file(path, entry, table, report, counted)
+        with Look(path) as look, _recorded(report, is_named=self.read_as.dataset is not None):
+            self._file(look, entry, table, report, counted)
         counted.reach(entry.token_count)
         return report
 
     def _file(
         self,
-        path: Path,
+        look: Look,
         entry: ShardEntry | None,
         table: DocumentPart | None,
         report: ShardReport,
@@ -490,17 +500,14 @@ class _Check:
         flat = self.flat
         if flat is not None and (self.digests is not None or not flat.row.takes_batches):
             report.backend = flat.name
-            with Look(path) as look:
-                found = flat.facts(look)
-            self._flat_file(flat, found, report, counted)
+            self._flat_file(flat, flat.facts(look), report, counted)
             return
-        with Look(path) as look:
-            row = format_of(look)
-            report.backend = row.name
-            if not row.holds_batches:
-                report.token_count, report.missing = load_format(row).count(look)
-                return
-        with load_format(row, self.read_as).open_chunks(path) as corpus:
+        row = format_of(look)
+        report.backend = row.name
+        if not row.holds_batches:
+            report.token_count, report.missing = load_format(row).count(look)
+            return
+        with load_format(row, self.read_as).open_chunks(look) as corpus:
             if self.index is None:  # shards are announced all at once
                 self.announce(corpus.num_tokens)
             _compare_columns(corpus, report, counted)
@@ -512,7 +519,7 @@ class _Check:
                 report.missing = corpus.missing_digests()
             report.checks += [f"field {name}" for name in report.fields]
             if not corpus.complete:
-                raise _is_unfinished(path, report)
+                raise _is_unfinished(corpus.path, report)
 
     def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
         """Fill the report of a file of another trainer."""
@@ -607,7 +614,7 @@ def _facts(
     yield _Fact("pieces", entry.pieces, found.pieces)
     yield _Fact("codecs", entry.compressed, found.compressed, None if entry.compressed is None else ())
     if index.meta.layout == STREAM_LAYOUT:
-        yield _Fact("sha256 of its documents", table.sha256 if table else "", table_sha256(corpus.path))
+        yield _Fact("sha256 of its documents", table.sha256 if table else "", corpus.documents_sha256)
     for column, runs in entry.columns.items():
         yield _Fact(f"places of {column}", runs, found.columns.get(column))
     for name, digest in entry.fields.items():

@@ -161,7 +161,7 @@ def _flaw_of_line(line: str) -> Reason:
 
 
 def _lines_until(lines: Iterator[bytes | bytearray], byte_offset: int, stop: int | None) -> Iterator[bytes | bytearray]:
-    """Yield those of the lines from a byte on that begin before byte `stop`."""
+    """Yield the lines that begin from a byte on and before byte `stop`."""
     for line in lines:
         if stop is not None and byte_offset >= stop:
             return

@@ -133,7 +133,7 @@ def train_tokenizer(
 def files_of_split(
     files: Sequence[DocumentFile], paths: Sequence[str | os.PathLike[str]], split: str | None
 ) -> list[DocumentFile]:
-    """Return those of the files at some paths that are of a split, as their names tell.
+    """Return the files of a split at some paths, as their names tell.
 
     Parameters
     ----------

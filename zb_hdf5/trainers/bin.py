@@ -1,4 +1,4 @@
-"""The `.bin` files of llm.c and modded-nanogpt, which have a header, and those of nanoGPT, which have none.
+"""The `.bin` files of llm.c and modded-nanogpt, which have a header, and the `.bin` files of nanoGPT, which have none.
 
 The header of llm.c is 256 int32: a magic number, a version and the number of ids; then come the ids. Source:
 `dev/data/data_common.py` of llm.c. The files of nanoGPT are the bytes of a memmap: nobody can tell their dtype from

@@ -37,7 +37,7 @@ from zb_hdf5.text.parquet_file import column_values, has_binary
 ARROW_GROUP_BYTES: Final = 32 << 20
 #: The last bytes of a whole stream.
 STREAM_END: Final = ARROW_STREAM_MAGIC + bytes(4)
-#: The types of Arrow whose names are not those of numpy. Its own `to_pandas_dtype` needs pandas in some versions.
+#: The types of Arrow whose names numpy does not have. Its own `to_pandas_dtype` needs pandas in some versions.
 ARROW_FLOATS: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 #: The dtypes of numbers in JSON.
 JSON_DTYPES: Final[dict[str, np.dtype[Any]]] = {"i": np.dtype(np.int32), "f": np.dtype(np.float64), "b": np.dtype(bool)}

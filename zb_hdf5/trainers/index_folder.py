@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 def folders_of(path: Path) -> list[Path]:
-    """Return the folders of a data set: the path itself, or those of its splits, if their names tell them."""
+    """Return the folders of a data set: the path itself, or the folders of its splits, if their names tell them."""
     if (path / FOLDER_INDEX).is_file():
         return [path]
     inside = _inside(path)

@@ -112,7 +112,7 @@ class _Index(NamedTuple):
         Raises
         ------
         FormatError
-            If that is nowhere, or the documents are not those of all sequences.
+            If that is nowhere, or the documents do not have all sequences.
         """
         length = 0
         if self.num_sequences:
@@ -262,7 +262,7 @@ def _index_at(look: Look, ids: Path) -> _Index:
         head = look.read(HEADER.size, 0)
     except FileNotFoundError as error:
         raise FormatError(
-            f"{ids}: expected its documents beside it, as those of other files, found no .idx file of its name; "
+            f"{ids}: expected its documents beside it, as other files have them, found no .idx file of its name; "
             "restore it, or move this one to another folder"
         ) from error
     num_bytes = look.num_bytes

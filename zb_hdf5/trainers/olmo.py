@@ -31,7 +31,7 @@ from zb_hdf5.formats.flat_tokens import FlatTokens
 from zb_hdf5.spec import NO_BOUNDARY, NOT_COUNTED, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
-#: The words of ids in the name of a file, and those of a loss mask in their place.
+#: The words of ids in the name of a file, and the words of a loss mask in their place.
 ID_WORDS: Final = re.compile("token_ids|input_ids")
 MASK_WORDS: Final = ("labels_mask", "label_mask", "loss_mask")
 #: Characters of a line of documents at most: a longer one is not a line.

@@ -59,6 +59,12 @@ def test_the_commands_tell_how_far_a_set_is_and_end_it(written):
     assert "there is no field set 'x'; of" in one_error(run_zb("fields", "info", written, "x"))
 
 
+def test_info_and_verify_name_the_sets_of_a_store(written):
+    assert report_of(zb, "info", written)["field_sets"] == ["w (train)"]
+    assert "w (train); zb fields list" in succeed(zb, "info", written).stdout
+    assert f"not compared: zb fields verify {written} w" in succeed(zb, "verify", written).stdout
+
+
 def test_a_damaged_record_is_named(written):
     finish(written)
     first, path = parts_in(written / "fields/w/train")[1]

@@ -48,12 +48,16 @@ def zb_info(
     Example: zb info genome.h5 --batch-size 1 --seq-len 8192 --stride 7992
     """
     from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
+    from zb_hdf5.store.found_set import sets_of
 
     unfinished = interrupted(path)
     if unfinished is not None:
         return unfinished
     description = describe(path, read_as, split)
     lines = describe_lines(description)
+    if sets := [f"{name} ({of})" for name, of in sets_of(path)]:
+        lines.append(("field sets", f"{', '.join(sets)}; zb fields list {path} tells how far they are"))
+        description["field_sets"] = sets
     if batch_size or seq_len or stride or world_size:
         epoch = describe_epoch(path, batch_size, seq_len, stride, world_size or 1, read_as, split)
         lines.append(("epoch", epoch_text(epoch)))

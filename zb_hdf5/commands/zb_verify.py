@@ -40,6 +40,7 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import verdict
+    from zb_hdf5.store.found_set import sets_of
     from zb_hdf5.store.verify import ShardReport, verify_store
 
     try:
@@ -57,7 +58,10 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
         if is_of_others or read_as.digests is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
-    return verdict(path, reports)
+    found = verdict(path, reports)
+    sets = [name for name, _ in sets_of(path)]
+    lines = [(f"field set {name}", f"not compared: zb fields verify {path} {name}") for name in dict.fromkeys(sets)]
+    return found._replace(lines=[*found.lines, *lines])
 
 
 def _has_way_in(path: Path) -> bool:

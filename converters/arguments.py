@@ -58,7 +58,7 @@ def convert(
     val_fraction: float | None = None,
     val_last_shard: bool | None = None,
     # the files that are written
-    dtype: Literal["auto", "keep", "uint32", "uint16"] | None = None,
+    dtype: Literal["auto", "keep", "uint32", "uint16", "uint8"] | None = None,
     codec: str | None = None,
     live: bool | None = None,
     tokens_only: bool | None = None,
@@ -176,8 +176,8 @@ def convert(
     val_last_shard
         Hold out the last source file as the split "val".
     dtype
-        The stored dtype: "uint16" or "uint32"; "auto": the smaller one if the source or `vocab_size` proves it;
-        "keep": that of the source.
+        The stored dtype: "uint8", "uint16" or "uint32"; "auto": the smallest one that the source or `vocab_size` proves
+        to hold all ids; "keep": that of the source.
     codec
         Compresses the tokens: "zstd" or "gzip", with a level such as "zstd:3".
     live

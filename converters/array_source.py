@@ -30,7 +30,15 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.loaders.order import write_order
-from zb_hdf5.spec import StoreMeta, TokenArray, bad_token_message, find_bad_token, stored_dtype, token_limit
+from zb_hdf5.spec import (
+    StoreMeta,
+    TokenArray,
+    bad_token_message,
+    find_bad_token,
+    fitting_dtype,
+    stored_dtype,
+    token_limit,
+)
 from zb_hdf5.store.format_list import FORMATS, batch_format
 
 #: Tokens of a record, where neither the caller nor an array of records gives a number.
@@ -100,12 +108,6 @@ class ArrayFile(ABC):
         return f"[{record:,}, {column:,}]"
 
 
-def fitting_dtype(files: Sequence[ArrayFile], vocab_size: int) -> str:
-    """Return "uint16" if the dtypes of the files, or the vocabulary size, prove that it holds all; else "uint32"."""
-    small = all(file.dtype.kind == "u" and file.dtype.itemsize <= 2 for file in files)
-    return "uint16" if small or 0 < vocab_size <= 2**16 else "uint32"
-
-
 def _stored_length(files: Sequence[ArrayFile]) -> int:
     """Return the length of the records of the first array of records, or the default if there is none."""
     for file in files:
@@ -149,7 +151,8 @@ class ArraySource(BatchSource):
     shuffle
         Whether the records are shuffled.
     dtype
-        The stored dtype; "auto": uint16 if the arrays or the vocabulary size prove that it holds all ids.
+        The stored dtype; "auto": the smallest one that the arrays or the vocabulary size prove to hold all ids, and
+        that holds the padding.
     vocab_size
         Ids at or above it are refused; 0: those that do not fit the dtype.
     remainder
@@ -198,7 +201,7 @@ class ArraySource(BatchSource):
             file.require_length(seq_len)
         self._places = RecordPlaces([file.shape for file in files], seq_len)
         total = self._places.total
-        stored = stored_dtype(fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
+        stored = fitting_dtype(self.dtypes, vocab_size, pad_id + 1) if dtype == "auto" else stored_dtype(dtype)
         fields = _fields_of(files)
         self.lacks_vocab_size = dtype == "auto" and stored == np.uint32 and not vocab_size
         seed_of_store = seed if shuffle else 0

@@ -282,7 +282,7 @@ def _add_pair(name: str) -> None:
     decorated = click.option("--dry-run", is_flag=True, help="Describe the result, and write nothing.")(decorated)
     for each, taking in reversed(options.items()):
         is_of_batch = (each, target) == ("dtype", "batch")
-        note = "Other readers of .batch files take uint32 only." if is_of_batch else ""
+        note = "Other readers of .batch files take uint32 only; uint8 needs HDF5." if is_of_batch else ""
         decorated = option_of(each, taking, note=note)(decorated)
         if each == "shuffle":
             decorated = no_shuffle_option(decorated)

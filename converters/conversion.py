@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zb_hdf5.converters.option import Option, Pair, Role, Taking, by, option
 from zb_hdf5.errors import ArgumentError, parse_size
 from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
-from zb_hdf5.store.format_list import document_targets
+from zb_hdf5.store.format_list import batch_format, document_targets
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
@@ -36,7 +36,9 @@ DEFAULT_BATCH_SIZE: Final = 32
 #: Tokens of a row of documents, unless another number is given.
 DEFAULT_ROW_TOKENS: Final = 512
 #: The dtypes of tokens that had none of ours before.
-NEW_DTYPES: Final = ("auto", "uint32", "uint16")
+NEW_DTYPES: Final = ("auto", "uint32", "uint16", "uint8")
+#: The dtypes of tokens that had one.
+KEPT_DTYPES: Final = ("keep", "uint32", "uint16", "uint8")
 
 
 class ShardRange(NamedTuple):
@@ -294,19 +296,20 @@ class OutputOptions:
     """The files that are written."""
 
     dtype: str = option(
-        ("auto", "keep", "uint32", "uint16"),
+        ("auto", "keep", "uint32", "uint16", "uint8"),
         "Stored dtype.",
         by(
             Role.ARRAYS,
             Role.CUT,
             Role.IDS,
             default="auto",
-            words="auto: uint16 if the source or --vocab-size proves it",
+            words="auto: the smallest that the source or --vocab-size proves",
             choices=NEW_DTYPES,
         ),
-        by(Role.KEPT, default="auto", words="auto: uint16 if --vocab-size proves it, else that of the source"),
-        by(Role.STREAM, default="keep", choices=("keep", "uint32")),
-        by(Role.STORES, default="keep", choices=("keep", "uint32", "uint16")),
+        by(Role.TEXTS, default="auto", words="auto: the smallest for the tokenizer", choices=NEW_DTYPES),
+        by(Role.KEPT, default="auto", words="auto: the smallest that --vocab-size proves, else that of the source"),
+        by(Role.STREAM, default="keep", choices=KEPT_DTYPES),
+        by(Role.STORES, default="keep", choices=KEPT_DTYPES),
         by(Role.ANY_HDF5, default="auto", words="keep; auto for files of other programs"),
     )
     codec: str = option(
@@ -566,6 +569,9 @@ class Conversion:
             unused.append("layout")
         if unused and self.target in document_targets():
             raise ArgumentError(f"{self.target} files have no use for {', '.join(unused)}", options=unused)
+        row = batch_format(self.target)
+        if self.dtype == "uint8" and row is not None and not row.holds_uint8:
+            raise row.lacks_uint8(self.destination)
 
 
 def _of_kind(name: str, value: Any) -> Any:

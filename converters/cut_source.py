@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.converters.array_files import ArrayAt
-from zb_hdf5.converters.array_source import fitting_dtype
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
-from zb_hdf5.spec import stored_dtype
+from zb_hdf5.spec import fitting_dtype, stored_dtype
 
 #: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
 BLOCK_TOKENS: Final = 1 << 22
@@ -44,7 +43,8 @@ class CutSource(DocumentSource):
     options
         The boundary token, its side, and the size of the vocabulary.
     dtype
-        The dtype; "auto": the smaller one if the files or the size of the vocabulary prove it.
+        The dtype; "auto": the smallest one that the files or the size of the vocabulary prove to hold all ids, and that
+        holds the boundary token.
     """
 
     tokenizer = ""
@@ -63,8 +63,9 @@ class CutSource(DocumentSource):
                     "records"
                 )
         require_one_dtype([(file.path, file.dtype) for file in files], self.paths)
-        is_auto = dtype == "auto"
-        self.dtype = stored_dtype(fitting_dtype(self._files, self.vocab_size) if is_auto else dtype)
+        num_beside = self.boundary_token_id + 1
+        fitting = fitting_dtype((file.dtype for file in files), self.vocab_size, num_beside)
+        self.dtype = fitting if dtype == "auto" else stored_dtype(dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]
         self.groups = [
             DocumentGroup(number, group, size, size)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
 from zb_hdf5.converters.conversion import MOST_SHARDS, STREAM
 from zb_hdf5.converters.journal import file_states, meta_to_json
+from zb_hdf5.converters.least_dtype import at_least
 from zb_hdf5.converters.plan import Plan, TargetFiles, Task, names_of_shards
 from zb_hdf5.converters.routes import Route, num_groups_of_first_split, route
 from zb_hdf5.converters.settings import Settings
@@ -44,8 +46,11 @@ def plan_of_documents(source: DocumentSource, settings: Settings) -> Plan:
     ConvertError
         If the format of the target would lose fields or facts of the documents.
     """
+    is_of_bytes = source.dtype.itemsize == 1
+    source = _with_dtype(source, at_least(source.dtype, settings))
+    _require_boundary(source)
     if settings.target.format in document_targets():
-        return _of_trainer(source, settings)
+        return _of_trainer(source, settings, is_of_bytes=is_of_bytes)
     is_staged = not settings.target.is_stream
     codec = NO_CODEC if is_staged else settings.target.codec
     routes = _staged(source, settings) if is_staged else _dealt(source, settings)
@@ -74,11 +79,40 @@ def plan_of_documents(source: DocumentSource, settings: Settings) -> Plan:
     )
 
 
-def _of_trainer(source: DocumentSource, settings: Settings) -> Plan:
-    """Return the plan of the files of another trainer."""
+def _with_dtype(source: DocumentSource, dtype: np.dtype[Any]) -> DocumentSource:
+    """Return a source whose ids are stored in a dtype."""
+    if dtype == source.dtype:
+        return source
+    found = copy(source)
+    found.dtype = dtype
+    found.identity = {**source.identity, "dtype": dtype.name}
+    return found
+
+
+def _require_boundary(source: DocumentSource) -> None:
+    """Raise `ArgumentError` if the dtype of the ids does not hold the boundary token: now, and not in each worker."""
+    boundary = source.boundary_token_id
+    if boundary is not None and boundary > np.iinfo(source.dtype).max:
+        raise ArgumentError(
+            f"{source.paths[0]}: expected a boundary token that {source.dtype.name} holds, found {boundary}: name a "
+            "larger dtype",
+            options=["dtype"],
+        )
+
+
+def _of_trainer(source: DocumentSource, settings: Settings, *, is_of_bytes: bool) -> Plan:
+    """Return the plan of the files of another trainer.
+
+    Parameters
+    ----------
+    is_of_bytes
+        Whether the source has ids of one byte.
+    """
     target = settings.target
     routes = _dealt(source, settings)
     files = TrainerFiles.of(target.format, source, _meta_of(source, NO_CODEC))
+    if is_of_bytes:
+        files.note_of_bytes(target.destination)
     names = _names_by_split(routes, files.writer.suffix)
     if target.is_one_file and len(routes) > 1:
         splits = dict.fromkeys(each.split for each in routes)

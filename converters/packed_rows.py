@@ -164,7 +164,8 @@ class PackedRows:
 def _tokens_as(store: StoreCorpus, meta: StoreMeta) -> Tokens:
     """Return the tokens of a split in the dtype of the batches, and below their vocabulary size."""
     tokens = store.tokens
-    if meta.vocab_size and meta.vocab_size != store.meta.vocab_size:
+    is_bounded = bool(meta.vocab_size) and meta.vocab_size != store.meta.vocab_size
+    if is_bounded or meta.dtype.itemsize < tokens.dtype.itemsize:
         return ForeignIds(tokens, meta)
     if tokens.dtype != meta.dtype:
         return Converted(tokens, meta.dtype)

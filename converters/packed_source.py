@@ -24,6 +24,7 @@ from zb_hdf5.converters.batch_source import (
 )
 from zb_hdf5.converters.conversion import WHOLE, InputOptions, LayoutOptions
 from zb_hdf5.converters.document_memory import DocumentMemory
+from zb_hdf5.converters.least_dtype import at_least, larger_dtype
 from zb_hdf5.converters.packed_rows import PackedRows
 from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.converters.source_paths import stream_of
@@ -66,6 +67,8 @@ class PackedSource(BatchSource):
         How the stream is read: the size of the vocabulary, and the ids of files without a header.
     dtype
         The stored dtype; "keep": that of the stream.
+    fit
+        Returns the dtype to store for that of the stream, where it is kept.
     found
         The path as it was found; None: look at it now.
     description
@@ -90,6 +93,7 @@ class PackedSource(BatchSource):
         read: InputOptions = READ_AS_STORED,
         dtype: str = "keep",
         *,
+        fit: Callable[[np.dtype[Any]], np.dtype[Any]] = larger_dtype,
         found: Found | None = None,
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
@@ -107,7 +111,8 @@ class PackedSource(BatchSource):
         self._has_digests = all(each.index.has_digests for each in stores.values())
         self._options = options
         document_count = sum(each.document_count for each in stores.values())
-        self.meta = _meta_of(store, document_count, options, read.vocab_size, dtype)
+        stored = fit(store.dtype) if dtype == "keep" else stored_dtype(dtype)
+        self.meta = _meta_of(store, document_count, options, read.vocab_size, stored)
         pad_id = options.pad_id
         if pad_id is None:
             pad_id = max(0, store.index.meta.boundary_token_id)
@@ -206,12 +211,14 @@ class PackedSource(BatchSource):
         return concatenate([found, padding(missing, self.meta.seq_len)]) if missing else found
 
 
-def _meta_of(store: StoreCorpus, document_count: int, options: LayoutOptions, vocab_size: int, dtype: str) -> StoreMeta:
+def _meta_of(
+    store: StoreCorpus, document_count: int, options: LayoutOptions, vocab_size: int, dtype: np.dtype[Any]
+) -> StoreMeta:
     """Return the shape, the dtype and the origin of the batches that are packed from the splits of a stream."""
     return StoreMeta(
         batch_size=options.batch_rows,
         seq_len=options.row_tokens,
-        dtype=store.dtype if dtype == "keep" else stored_dtype(dtype),
+        dtype=dtype,
         seed=options.seed if options.shuffle else 0,
         document_count=document_count,
         vocab_size=vocab_size or store.index.without_max_token().meta.vocab_size,
@@ -252,6 +259,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
             settings.target,
             settings.input,
             settings.target.dtype,
+            fit=partial(at_least, settings=settings),
             found=found,
             require_memory=partial(_require, settings),
         )

@@ -13,7 +13,7 @@ from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
 from zb_hdf5.files.listing import counts_of_left_out, left_out_in_words
-from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, combine_sha256
+from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, STREAM_LAYOUT, combine_sha256, dtype_of_ids
 from zb_hdf5.store.format_list import FORMATS
 
 #: Bytes that a token of uint32 has more than one of uint16.
@@ -240,14 +240,17 @@ class Report:
         return self.tokens_stored * UINT16_SAVES if self.lacks_vocab_size and fits else 0
 
     def _smaller(self) -> str:
-        """Name the option that would store the tokens in half the bytes; "" if none would."""
-        saved = self._uint16_would_save()
-        if not saved or self.max_token is None:
+        """Name the option that would store the tokens in fewer bytes; "" if none would."""
+        if not self._uint16_would_save() or self.max_token is None:
             return ""
+        dtype = dtype_of_ids(self.max_token + 1)
+        if self.dtype:  # files of another trainer have no ids of one byte unless they are asked for
+            dtype = DTYPE_BY_NAME["uint16"]
+        saved = self.tokens_stored * (DTYPE_BY_NAME["uint32"].itemsize - dtype.itemsize)
         before = " before compression" if self.meta.codec != NO_CODEC else ""
         return (
-            f"all ids fit uint16, the largest is {self.max_token:,}: --vocab-size {self.max_token + 1} would store "
-            f"them in it and save {format_bytes(saved)}{before}"
+            f"all ids fit {dtype.name}, the largest is {self.max_token:,}: --vocab-size {self.max_token + 1} would "
+            f"store them in it and save {format_bytes(saved)}{before}"
         )
 
     def _lost(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from zb_hdf5 import ArgumentError, ConvertError, IncompleteError, open_corpus
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts, batches_of
 from zb_hdf5.converters.conversion import DEFAULT_BATCH_SIZE
+from zb_hdf5.converters.least_dtype import at_least, larger_dtype
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
@@ -62,6 +64,8 @@ class StoreSource(BatchSource):
         The dataset of an HDF5 file of another program.
     dtype
         The dtype of the batches; "keep": the stored one.
+    fit
+        Returns the dtype to store for that of the store, where it is kept.
     windows
         Batch size and sequence length, of a stream without documents.
     found
@@ -76,6 +80,7 @@ class StoreSource(BatchSource):
         dtype: str = "keep",
         windows: tuple[int, int] | None = None,
         found: Found | None = None,
+        fit: Callable[[np.dtype[Any]], np.dtype[Any]] = larger_dtype,
     ) -> None:
         path = any_path(path)
         self.paths = [path]
@@ -85,7 +90,7 @@ class StoreSource(BatchSource):
         batches = _opened(self._found, windows)
         corpus = batches.corpus
         self._batches = batches
-        stored = batches.meta.dtype if dtype == "keep" else stored_dtype(dtype)
+        stored = fit(batches.meta.dtype) if dtype == "keep" else stored_dtype(dtype)
         self.meta = replace(batches.meta, codec=NO_CODEC, dtype=stored)  # the target has a codec of its own, or none
         self._is_same = self.meta.dtype == batches.dtype  # whether shards are copied byte for byte
         self.num_batches = batches.num_batches
@@ -295,6 +300,7 @@ def open_stores(paths: list[Path], settings: Settings) -> StoreSource:
         dtype=settings.target.dtype,
         windows=windows,
         found=found,
+        fit=partial(at_least, settings=settings),
     )
     if windows is not None:
         dropped = sum(source.counts.dropped.values())

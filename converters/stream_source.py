@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, UnverifiableError
 from zb_hdf5.converters.conversion import STREAM, InputOptions
+from zb_hdf5.converters.least_dtype import NOT_NAMED, larger_dtype
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.documents.document_table import DocumentTableFile
 from zb_hdf5.documents.metadata import NO_SOURCE, DocumentRows, row_of_source
@@ -21,7 +22,16 @@ from zb_hdf5.files.named_splits import named_splits
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.format import Found
-from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, NOT_KNOWN, StoreMeta, TokenArray, documents_path, stored_dtype
+from zb_hdf5.spec import (
+    DEFAULT_SPLIT,
+    NO_BOUNDARY,
+    NOT_KNOWN,
+    StoreMeta,
+    TokenArray,
+    documents_path,
+    fitting_dtype,
+    stored_dtype,
+)
 from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.store_corpus import StoreCorpus
@@ -126,7 +136,7 @@ class StreamSource(DocumentSource):
     options
         The size of the vocabulary, the token at the end of each document, and how the files are read.
     dtype
-        The stored dtype; "auto": uint16 if the size of the vocabulary proves it, else that of the streams.
+        The stored dtype; "keep": that of the streams; "auto": a smaller one if the size of the vocabulary proves it.
     in_pieces
         Documents are not told apart: the groups are pieces of the files.
     read_tokens
@@ -205,13 +215,11 @@ class StreamSource(DocumentSource):
             )
         self._named_boundary = named if stored == NO_BOUNDARY else None
         self.boundary_token_id = named if stored == NO_BOUNDARY else stored
-        is_small = dtype == "auto" and 0 < options.vocab_size <= 1 << 16
-        if dtype in ("uint16", "uint32"):
+        if dtype not in NOT_NAMED:
             self.dtype = stored_dtype(dtype)
-        elif is_small:
-            self.dtype = stored_dtype("uint16")
-        else:
-            self.dtype = max((stream.dtype for stream in streams), key=lambda dtype: dtype.itemsize)
+            return
+        kept = larger_dtype(*(stream.dtype for stream in streams))
+        self.dtype = fitting_dtype([kept], options.vocab_size) if dtype == "auto" else kept
 
     def _take_documents(self) -> None:
         """Take over which facts the documents have."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
-from zb_hdf5.spec import stored_dtype
+from zb_hdf5.spec import dtype_of_ids, stored_dtype
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped, Reason
 from zb_hdf5.text.text_corpus import open_documents, unknown_columns
@@ -76,10 +77,22 @@ class TextSource(DocumentSource):
         The tokenizer and the boundary token.
     max_dropped
         The share of the lines, rows or files that may be dropped.
+    dtype
+        The stored dtype; "auto": the smallest one that holds the vocabulary, special tokens too.
+
+    Raises
+    ------
+    ArgumentError
+        If the dtype does not hold a token that may come.
     """
 
     def __init__(
-        self, files: Sequence[DocumentFile], kind: str, recipe: Recipe, max_dropped: float = DEFAULT_MAX_DROPPED
+        self,
+        files: Sequence[DocumentFile],
+        kind: str,
+        recipe: Recipe,
+        max_dropped: float = DEFAULT_MAX_DROPPED,
+        dtype: str = "auto",
     ) -> None:
         self._files = list(files)
         self._recipe = recipe
@@ -92,7 +105,7 @@ class TextSource(DocumentSource):
             for k in range(file.num_row_groups)
         ]
         self.vocab_size = tokenizer.vocab_size
-        self.dtype = stored_dtype("uint16" if self.vocab_size <= 2**16 else "uint32")
+        self.dtype = dtype_of_ids(self.vocab_size) if dtype == "auto" else _dtype_for(tokenizer, recipe, dtype)
         self.tokenizer = json.dumps(tokenizer.description)
         self.boundary_token_id = recipe.boundary_token_id
         self._digest = tokenizer.digest
@@ -111,6 +124,8 @@ class TextSource(DocumentSource):
             "more_columns": [files[0].id_column, *files[0].metadata_columns],
             "tokenizer": dict(tokenizer.description),
         }
+        if dtype != "auto" or self.dtype.itemsize == 1:
+            self.identity["dtype"] = self.dtype.name  # else it follows from the tokenizer, as in earlier versions
         if recipe.text_tokens != recipe.max_document_tokens:
             self.identity["cut"] = "with boundary"  # an earlier version did not count it
 
@@ -146,6 +161,26 @@ class TextSource(DocumentSource):
             )
 
 
+def _dtype_for(tokenizer: Tokenizer, recipe: Recipe, name: str) -> np.dtype[Any]:
+    """Return a stored dtype; `ArgumentError` if a token of the text, or the boundary token, does not fit it.
+
+    Special tokens at the end of the vocabulary come from no text.
+    """
+    dtype = stored_dtype(name)
+    special = {*tokenizer.special_tokens.values()}
+    largest = tokenizer.vocab_size - 1
+    while largest in special:
+        largest -= 1
+    largest = max(largest, recipe.boundary_token_id or 0)
+    if largest > np.iinfo(dtype).max:
+        raise ArgumentError(
+            f"tokenizer {recipe.tokenizer}: expected tokens that dtype {name} holds, found one with the id "
+            f"{largest:,}: leave out dtype, or pass a larger one; no_boundary leaves out the boundary token",
+            options=["dtype", "no_boundary"],
+        )
+    return dtype
+
+
 def open_text(paths: list[Path], settings: Settings) -> TextSource:
     """Open files of text as a conversion asks."""
     options = settings.input
@@ -155,7 +190,7 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     )
     for name in unknown_columns(files):
         warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
-    source = TextSource(files, kind, _recipe(options), options.max_dropped)
+    source = TextSource(files, kind, _recipe(options), options.max_dropped, settings.target.dtype)
     source.splits = told_splits(source, settings)
     return source
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import escape
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -27,8 +27,12 @@ from zb_hdf5.converters.stream_target import (
 )
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
-from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, STREAM_LAYOUT
+from zb_hdf5.notes import note
+from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, DTYPE_BY_NAME, STREAM_LAYOUT
 from zb_hdf5.store.format_list import document_writer, format_named
+
+UINT8: Final = DTYPE_BY_NAME["uint8"]
+UINT16: Final = DTYPE_BY_NAME["uint16"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,14 @@ class TrainerFiles(TargetFiles):
     @property
     def dtype(self) -> str:
         return self.writer.dtype_of(self.written).name
+
+    def note_of_bytes(self, destination: Path) -> None:
+        """Print a note if ids of one byte become ids of two in the files."""
+        if self.writer.dtype_of(self.written).itemsize != UINT16.itemsize:
+            return
+        of_bytes = self.writer.dtype_of(replace(self.written, dtype=UINT8)).itemsize == UINT8.itemsize
+        reason = "dtype uint8 keeps one byte" if of_bytes else f"{self.format} files have no smaller ones"
+        note(f"{destination}: ids of one byte become uint16: {reason}")
 
     @property
     def meta(self) -> StoreMeta:

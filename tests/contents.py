@@ -45,8 +45,8 @@ def batches_of(path, **options):
 
 
 def write_batches(path, tokens, values=None, **options):
-    """Write batches to one file of their shape; uint16 stays uint16 unless a dtype is given. Return the `ShardInfo`."""
-    dtype = "uint16" if tokens.dtype == np.uint16 else "uint32"
+    """Write batches to one file of their shape, of uint32 unless they have fewer bits. Return the `ShardInfo`."""
+    dtype = tokens.dtype.name if tokens.dtype.name in ("uint16", "uint8") else "uint32"
     shape = {"batch_size": tokens.shape[1], "seq_len": tokens.shape[2], "dtype": dtype}
     with open_writer(path, **{**shape, **options}) as writer:
         writer.write(tokens, values)

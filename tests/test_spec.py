@@ -181,7 +181,7 @@ def test_limits_themselves_are_stored_and_unknown_dtypes_are_refused():
 @pytest.mark.parametrize(("changes", "message"), [
     ({"batch_size": 0}, "batch_size must be between 1 and 4,294,967,295, found 0"),
     ({"batch_size": -1}, "batch_size"), ({"batch_size": 2**32}, "batch_size"), ({"seq_len": 0}, "seq_len"),
-    ({"seq_len": 2**32}, "seq_len"), ({"dtype": np.dtype("i4")}, "dtype must be uint32 or uint16"),
+    ({"seq_len": 2**32}, "seq_len"), ({"dtype": np.dtype("i4")}, "dtype must be one of uint32, uint16, uint8"),
     ({"dtype": np.dtype(">u4")}, "dtype must be"), ({"dtype": np.dtype("u8")}, "dtype must be"),
     ({"seed": -1}, "seed must be"), ({"seed": 2**64}, "seed must be"),
     ({"total_records": -1}, "total_records must be"), ({"total_records": 2**64}, "total_records must be"),

@@ -92,6 +92,7 @@ TYPED: Final = {
     Remedy.FILL_THE_SHARDS: "pass a smaller --shards",
     Remedy.RECORD_LENGTH: "pass --seq-len {at}",
     Remedy.KEEP_DTYPE: "leave out --dtype",
+    Remedy.HDF5_FOR_UINT8: "write HDF5 with --to hdf5, or pass --dtype uint16",
     Remedy.MAX_LINE: "if it is right, pass --max-line 1GiB to 'zb convert' or 'zb tokenizer train'",
     Remedy.BOUND: "if it is right, run 'export ZB_MAX_LINE={at}' first",
     Remedy.FORCE: "'zb info {at}' shows the data",

@@ -66,6 +66,7 @@ class Remedy(StrEnum):
     FILL_THE_SHARDS = "pass a smaller number of shards"
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
+    HDF5_FOR_UINT8 = "write HDF5: open_writer('train.h5', ..., dtype='uint8'); or pass dtype='uint16'"
     MAX_LINE = "if it is right, pass a larger max_line, such as '1GiB'"
     BOUND = "if it is right, set ZB_MAX_LINE={at} in the environment"
     FORCE = "force=True takes the position all the same"

@@ -51,10 +51,28 @@ def codec_named(text: str | None) -> str:
 
 # --- tokens ----------------------------------------------------------------------------------------------------
 
-#: dtype code in a `.batch` header -> stored dtype. Code 0 is ZeroBatch v2's; code 1 is ours.
-DTYPE_BY_CODE: Final[dict[int, np.dtype[Any]]] = {0: np.dtype("<u4"), 1: np.dtype("<u2")}
+
+class TokenDtype(NamedTuple):
+    """A dtype of stored tokens, and its code in a `.batch` header; None: no such file has it."""
+
+    dtype: np.dtype[Any]
+    batch_code: int | None
+
+
+#: The dtypes of stored tokens, by their names. Code 0 of `.batch` is ZeroBatch v2's; code 1 is ours.
+TOKEN_DTYPES: Final[dict[str, TokenDtype]] = {
+    "uint32": TokenDtype(np.dtype("<u4"), 0),
+    "uint16": TokenDtype(np.dtype("<u2"), 1),
+    "uint8": TokenDtype(np.dtype("u1"), None),
+}
+DTYPE_BY_NAME: Final[dict[str, np.dtype[Any]]] = {name: each.dtype for name, each in TOKEN_DTYPES.items()}
+DTYPE_BY_CODE: Final[dict[int, np.dtype[Any]]] = {
+    each.batch_code: each.dtype for each in TOKEN_DTYPES.values() if each.batch_code is not None
+}
 CODE_BY_DTYPE: Final[dict[np.dtype[Any], int]] = {dtype: code for code, dtype in DTYPE_BY_CODE.items()}
-DTYPE_BY_NAME: Final[dict[str, np.dtype[Any]]] = {"uint32": np.dtype("<u4"), "uint16": np.dtype("<u2")}
+#: The dtype that ids of one byte have in a fingerprint which is a sample: they were read so before they had one of
+#: their own, and states and caches have such fingerprints.
+SAMPLED_AS: Final[dict[np.dtype[Any], np.dtype[Any]]] = {DTYPE_BY_NAME["uint8"]: DTYPE_BY_NAME["uint32"]}
 
 # --- native `.batch`, version 1 (ZeroBatch v2) -----------------------------------------------------------------
 
@@ -372,7 +390,7 @@ class StoreMeta:
     batch_size, seq_len
         Records per batch and tokens per record.
     dtype
-        Stored dtype of a token: little-endian uint32 or uint16.
+        Stored dtype of a token: little-endian uint32 or uint16, or uint8.
     seed
         Seed of the record shuffle at write time (0 when not shuffled).
     total_records
@@ -423,8 +441,8 @@ class StoreMeta:
             self._require_range(name, 1, U32_MAX, f"{U32_MAX:,}")
         for name in ("seed", "total_records", "document_count", "vocab_size"):
             self._require_range(name, 0, 2**64 - 1, "2**64 - 1")
-        if self.field is None and self.dtype not in CODE_BY_DTYPE:
-            raise ArgumentError(f"dtype must be uint32 or uint16, found {self.dtype}")
+        if self.field is None and self.dtype not in DTYPE_BY_NAME.values():
+            raise ArgumentError(f"dtype must be one of {', '.join(DTYPE_BY_NAME)}, found {self.dtype}")
         self._require_chunks()
 
     def _require_chunks(self) -> None:
@@ -503,7 +521,7 @@ class StoreMeta:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the stored dtype called `name` ("uint32" or "uint16")."""
+    """Return the stored dtype called `name`: "uint32", "uint16" or "uint8"."""
     try:
         return DTYPE_BY_NAME[np.dtype(name).name]
     except (KeyError, TypeError) as error:
@@ -553,6 +571,31 @@ def token_limit(dtype: np.dtype[Any], vocab_size: int) -> int:
     """Largest token id that may be stored."""
     limit = int(np.iinfo(dtype).max)
     return min(limit, vocab_size - 1) if vocab_size else limit
+
+
+def dtype_of_ids(num_ids: int) -> np.dtype[Any]:
+    """Return the smallest dtype of tokens that holds the ids below `num_ids`; uint32 if none does."""
+    by_size = sorted(DTYPE_BY_NAME.values(), key=lambda dtype: dtype.itemsize)
+    return next((dtype for dtype in by_size if num_ids - 1 <= np.iinfo(dtype).max), by_size[-1])
+
+
+def fitting_dtype(dtypes: Iterable[np.dtype[Any]], vocab_size: int, num_beside: int = 0) -> np.dtype[Any]:
+    """Return the smallest dtype of tokens that is proved to hold all ids; uint32 if nothing is.
+
+    Parameters
+    ----------
+    dtypes
+        Those of the files: of unsigned integers they are a proof.
+    vocab_size
+        The size of the vocabulary, at which ids are refused; 0: not known.
+    num_beside
+        The ids that come beside those of the files, such as padding, are below it.
+    """
+    proofs = [vocab_size] if vocab_size else []
+    known = list(dtypes)
+    if all(dtype.kind == "u" for dtype in known):
+        proofs.append(max((int(np.iinfo(dtype).max) for dtype in known), default=U32_MAX) + 1)
+    return dtype_of_ids(max(min(proofs, default=U32_MAX), num_beside))
 
 
 def find_bad_token(tokens: TokenArray, limit: int) -> int | None:

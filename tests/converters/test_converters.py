@@ -309,7 +309,11 @@ def test_tokens_are_conserved(lengths, batch_size, seq_len, shuffle, remainder, 
 
 # --- which dtype is stored -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("command", "source_dtype", "options", "expected"), [
-    ("npy-to-hdf5", "<u2", (), "uint16"), ("npy-to-hdf5", ">u2", (), "uint16"), ("npy-to-hdf5", "<u1", (), "uint16"),
+    ("npy-to-hdf5", "<u2", (), "uint16"), ("npy-to-hdf5", ">u2", (), "uint16"), ("npy-to-hdf5", "<u1", (), "uint8"),
+    ("npy-to-hdf5", "<u1", ("--pad-id", 255), "uint8"), ("npy-to-hdf5", "<u1", ("--pad-id", 256), "uint16"),
+    ("npy-to-hdf5", "<i8", ("--vocab-size", 256), "uint8"), ("npy-to-hdf5", "<i8", ("--vocab-size", 257), "uint16"),
+    ("npy-to-hdf5", "<i8", ("--dtype", "uint8"), "uint8"), ("npy-to-hdf5", "<u1", ("--dtype", "uint16"), "uint16"),
+    ("npy-to-batch", "<u1", (), "uint32"),
     ("npy-to-hdf5", "<i2", (), "uint32"), ("npy-to-hdf5", "<u4", (), "uint32"), ("npy-to-hdf5", "<i8", (), "uint32"),
     ("npy-to-hdf5", "<i8", ("--vocab-size", 65536), "uint16"),
     ("npy-to-hdf5", "<i8", ("--vocab-size", 65537), "uint32"),

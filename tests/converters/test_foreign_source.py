@@ -320,7 +320,10 @@ def test_options_that_the_one_or_the_other_lacks_are_refused(folder, tmp_path, w
         ),
         (lambda: convert(store, "hdf5", out, vocab_size=9, memory=1 << 30), "memory, vocab_size belong to"),
         (lambda: convert(store, "hdf5", out, dtype="auto"), "dtype must be one of keep, uint32, uint16"),
-        (lambda: convert(folder, "hdf5", out, dtype="keep"), "dtype must be one of auto, uint32, uint16, found 'keep'"),
+        (
+            lambda: convert(folder, "hdf5", out, dtype="keep"),
+            "dtype must be one of auto, uint32, uint16, uint8, found 'keep'",
+        ),
         (
             lambda: convert(folder, "hdf5", out, packing="pad"),
             "packing belongs to .*, found HDF5 files of other programs",

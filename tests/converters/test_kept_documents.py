@@ -304,7 +304,7 @@ def test_documents_survive_one_file_and_a_job_array_until_a_file_without_takes_t
 
 def test_a_lone_batch_file_says_what_it_does_not_name(tmp_path):
     np.save(tmp_path / "in.npy", np.arange(256, dtype="<u2").reshape(16, 16))
-    run_convert("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "a.h5", "--batch-size", 4, "--vocab-size", 256)
+    run_convert("npy-to-hdf5", tmp_path / "in.npy", tmp_path / "a.h5", "--batch-size", 4, "--vocab-size", 257)
     said = "does not name shuffle, split, source, pad_id, vocab_size, as such a file has no place for it"
     assert said in " ".join(run_convert("hdf5-to-batch", tmp_path / "a.h5", tmp_path / "b.batch").split())
     run_convert("batch-to-hdf5", tmp_path / "b.batch", tmp_path / "again.h5")

@@ -9,7 +9,17 @@ from commandline import one_error, run_zb, succeed
 from contents import batches_of, write_stream, write_streams
 from contract import is_refused
 
-from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ShardIndex, convert, open_reader, open_writer
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    FormatError,
+    IncompleteError,
+    Loader,
+    ShardIndex,
+    convert,
+    open_reader,
+    open_writer,
+)
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.array_files import npy_arrays
 from zb_hdf5.converters.conversion import InputOptions
@@ -116,10 +126,15 @@ def test_the_splits_of_a_store_and_of_a_stream_stay(tmp_path):
 
 def test_a_source_that_cannot_give_the_dtype_is_refused(tmp_path, tokens):
     convert(tokens, "hdf5", tmp_path / "small", batch_size=4, dtype="uint16")
-    write_stream(tmp_path / "wide.h5", np.arange(100), [10] * 10, dtype="uint32")
-    with pytest.raises(ArgumentError, match=r"gives tokens of uint32, and .*small has uint16"):
-        convert(tmp_path / "wide.h5", "hdf5", tmp_path / "out", like=tmp_path / "small")
+    ids = np.arange(100)
+    ids[57] = 70_000
+    write_stream(tmp_path / "wide.h5", ids, [10] * 10, dtype="uint32")
+    how = {"like": tmp_path / "small", "batch_size": 1, "seq_len": 10, "shards": 1}
+    with pytest.raises(ConvertError, match=r"expected token ids in 0\.\.65,535, found 70,000 at index 57"):
+        convert(tmp_path / "wide.h5", "hdf5", tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
+    write_stream(tmp_path / "fits.h5", np.arange(100), [10] * 10, dtype="uint32")
+    assert convert(tmp_path / "fits.h5", "hdf5", tmp_path / "out", **how).meta.dtype == np.uint16
 
 
 def test_what_is_no_store_is_refused(tokens, tmp_path):

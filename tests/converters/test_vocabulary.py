@@ -176,6 +176,6 @@ def test_the_dry_run_reads_no_id_and_says_what_a_vocabulary_would_save(tokens, t
 
 def test_the_help_promises_what_is_done():
     said = " ".join(run(command, "npy-to-hdf5", "--help").output.split())
-    assert "auto: uint16 if the source or --vocab-size proves it" in said
+    assert "auto: the smallest that the source or --vocab-size proves" in said
     said = " ".join(run(command, "npy-to-batch", "--help").output.split())
     assert "[default: uint32]" in said.partition("--dtype")[2].partition("--vocab-size")[0]

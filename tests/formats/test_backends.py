@@ -20,6 +20,7 @@ from zb_hdf5 import ArgumentError, BackendError, ReadAs, open_reader
 from zb_hdf5.files.threads import ReadPool, WorkCancelled, pause
 from zb_hdf5.formats import corpus
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
+from zb_hdf5.spec import TOKEN_DTYPES
 
 #: name of what is stored -> the accesses that can serve it
 ACCESSES = {
@@ -43,11 +44,13 @@ def open_stored(stored, path, access, verify="none", **options):
     return open_reader(path, access=access, verify=verify, read_as=ReadAs(dataset=dataset), **options)
 
 
-@pytest.mark.parametrize("dtype", ["uint32", "uint16"])
+@pytest.mark.parametrize("dtype", TOKEN_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: "x".join(map(str, shape)))
 @each_case
 @pytest.mark.thin
 def test_reader_keeps_the_contract(stored, access, shape, dtype, tmp_path, make_stored):
+    if dtype == "uint8" and ("batch" in stored or "mixed" in stored):
+        pytest.skip(".batch files have no ids of one byte")
     expected = random_tokens(*shape, dtype)
     path = make_stored(stored, tmp_path, expected, (1, 2))
     reader = open_stored(stored, path, access)

@@ -260,7 +260,7 @@ def malformed():
     yield replaced(lambda h5: h5.create_group("batches")), "expected a 3-D dataset 'batches'"
     for shape, dtype, found in (
         ((7, 30), "<u4", "expected a 3-D dataset 'batches'"), ((7, 3, 11), "<u4", r"expected batches of \(3, 10\)"),
-        *(((7, 3, 10), dtype, "dtype must be uint32 or uint16") for dtype in ("<i4", "<f4", ">u4")),
+        *(((7, 3, 10), dtype, "dtype must be one of uint32, uint16, uint8") for dtype in ("<i4", "<f4", ">u4")),
     ):  # fmt: skip
         yield replaced(lambda h5, shape=shape, dtype=dtype: h5.create_dataset("batches", shape, dtype)), found
 

@@ -39,7 +39,15 @@ from zb_hdf5.formats.corpus_documents import CorpusDocuments
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
-from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT, StoreMeta, TokenArray, content_fingerprint, signed
+from zb_hdf5.spec import (
+    BATCHES_LAYOUT,
+    SAMPLED_AS,
+    STREAM_LAYOUT,
+    StoreMeta,
+    TokenArray,
+    content_fingerprint,
+    signed,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +224,7 @@ class Corpus:
 
     def _sample(self) -> str:
         """Return the fingerprint of tokens of which no digest is stored."""
-        return sampled_tokens(self.tokens, [0, self.num_tokens], self.dtype)
+        return sampled_tokens(self.tokens, [0, self.num_tokens], SAMPLED_AS.get(self.dtype, self.dtype))
 
     def same_as(self, other: Corpus) -> bool:
         """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
@@ -1109,12 +1117,13 @@ def sampled_fingerprint(batches: Batches) -> str:
     n = batches.num_batches
     sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
     meta = batches.meta  # spelled out: this hash is part of every checkpoint
-    text = f"{n}:{meta.batch_size}:{meta.seq_len}:{meta.dtype.name}:{meta.seed}:{meta.total_records}"
+    dtype = SAMPLED_AS.get(meta.dtype, meta.dtype)
+    text = f"{n}:{meta.batch_size}:{meta.seq_len}:{dtype.name}:{meta.seed}:{meta.total_records}"
     digest = hashlib.sha256(text.encode())
     batch = np.empty(meta.shape, meta.dtype)
     for number in sorted(sample):
         batches.read_into(number, batch)  # a copy: nothing is mapped for it
-        digest.update(batch)
+        digest.update(batch.astype(dtype, copy=False))
     return f"sampled:{digest.hexdigest()}"
 
 
@@ -1128,7 +1137,7 @@ def sampled_tokens(tokens: Tokens, starts: list[int], dtype: np.dtype[Any]) -> s
     starts
         The first token of each file, and the end of the last one.
     dtype
-        The dtype that the files have.
+        The dtype that the ids have in it: of flat files that of the files.
     """
     last_file = len(starts) - 2
     last = max(0, tokens.num_tokens - TOKENS_OF_A_PLACE)

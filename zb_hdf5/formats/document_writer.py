@@ -359,5 +359,5 @@ class FlatWriter(DocumentWriter):
 
 def small_dtype(meta: StoreMeta, most: int = 1 << 16) -> np.dtype[Any]:
     """Return uint16 for ids of a vocabulary of at most this size, or that are stored so if it is not known."""
-    is_small = meta.vocab_size <= most if meta.vocab_size else meta.dtype.itemsize == 2
+    is_small = meta.vocab_size <= most if meta.vocab_size else meta.dtype.itemsize <= 2
     return np.dtype("<u2" if is_small else "<u4")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, Remedy
 from zb_hdf5.files.look import Look
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
@@ -76,6 +76,8 @@ class FormatRow:
         and does not grow.
     has_sidecar
         Whether the crc32 rows of a file are in a file of their own.
+    holds_uint8
+        Whether a file may have ids of one byte.
     uint16_note
         The trouble that other readers have with uint16 tokens.
     default_dtype
@@ -108,6 +110,7 @@ class FormatRow:
     has_axes: bool = False
     tokens_only: bool = False
     has_sidecar: bool = False
+    holds_uint8: bool = False
     uint16_note: str = ""
     default_dtype: str = "auto"
 
@@ -153,6 +156,14 @@ class FormatRow:
         """Raise `ArgumentError` if a file of this format cannot hold such batches."""
         if meta.codec != "none" and self.tokens_only:
             raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
+        if meta.dtype.itemsize == 1 and not self.holds_uint8:
+            raise self.lacks_uint8(path)
+
+    def lacks_uint8(self, path: Path) -> ArgumentError:
+        """Return the error of ids of one byte that a file of this format cannot hold."""
+        return ArgumentError(
+            f"{path}: {self.name} files have no ids of one byte (dtype uint8)", remedy=Remedy.HDF5_FOR_UINT8
+        )
 
     def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
         """Return about how many bytes these batches and their fields take."""

@@ -20,7 +20,7 @@ from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
 from zb_hdf5.notes import note
-from zb_hdf5.spec import TokenArray, stored_dtype
+from zb_hdf5.spec import TokenArray, fitting_dtype, stored_dtype
 from zb_hdf5.text.document_file import facts_of_document
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
 
@@ -402,7 +402,7 @@ class IdSource(DocumentSource):
     rows
         "documents": rows of any length; "records": all have one length.
     dtype
-        The stored dtype; "auto": uint16 if the files or the vocabulary size prove that it holds all ids.
+        The stored dtype; "auto": the smallest one that the files or the vocabulary size prove to hold all ids.
     vocab_size
         Ids at or above it are refused; 0: those that do not fit the dtype.
     max_document_tokens
@@ -442,7 +442,8 @@ class IdSource(DocumentSource):
             for k, num_bytes in enumerate(file.group_bytes)
         ]
         self.vocab_size = vocab_size
-        self.dtype = stored_dtype(_fitting_dtype(files, vocab_size) if dtype == "auto" else dtype)
+        fitting = fitting_dtype((file.columns.dtype for file in files), vocab_size)
+        self.dtype = fitting if dtype == "auto" else stored_dtype(dtype)
         self.fields = files[0].columns.fields
         self.has_ids = bool(wanted.id_column)
         self.has_metadata = bool(wanted.metadata_columns)
@@ -570,9 +571,3 @@ def _require_same_fields(files: Sequence[IdFile]) -> None:
 
 def _in_words(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} ({field.dtype})" for field in fields) or "none"
-
-
-def _fitting_dtype(files: Sequence[IdFile], vocab_size: int) -> str:
-    dtypes = [file.columns.dtype for file in files]
-    is_small = all(dtype.kind == "u" and dtype.itemsize <= 2 for dtype in dtypes)
-    return "uint16" if is_small or 0 < vocab_size <= 2**16 else "uint32"

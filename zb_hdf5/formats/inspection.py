@@ -40,7 +40,6 @@ from zb_hdf5.read_as import AS_STORED, FILL, ReadAs
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
-    CODE_BY_DTYPE,
     CRC32,
     DOC_OFFSETS,
     DOCUMENTS_SHA256,
@@ -59,8 +58,9 @@ from zb_hdf5.spec import (
 
 #: Tokens of a foreign stream that are read at once.
 FOREIGN_CHUNK_TOKENS: Final = 1 << 16
-#: Dtypes of other programs whose bytes are read unchanged.
-SAME_BYTES: Final = (*CODE_BY_DTYPE, np.dtype("<i4"))
+#: Dtypes of other programs whose sha256 is that of their tokens. Ids of one byte have none: they were read as larger
+#: ones before, without it, and its fingerprint would be another one than that in states.
+WITH_SHA256: Final = (DTYPE_BY_NAME["uint32"], DTYPE_BY_NAME["uint16"], np.dtype("<i4"))
 #: The obstacle of a file that grows.
 GROWS: Final = "its writer has not finished"
 
@@ -90,7 +90,7 @@ def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
 def _is_corpus(h5: h5py.File, path: Path) -> bool:
     """Return whether others have written 1-D `tokens` here, with their count and their sha256 as attributes."""
     stored = own_dataset(h5, path, TOKENS) if "format" not in h5.attrs else None
-    if stored is None or stored.ndim != 1 or stored.dtype not in SAME_BYTES:
+    if stored is None or stored.ndim != 1 or stored.dtype not in WITH_SHA256:
         return False
     return "token_count" in stored.attrs and "sha256" in stored.attrs
 
@@ -334,7 +334,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     require_axes(path, dataset, stored, read_as)
     channel = read_as.channel
     dtype: np.dtype[Any] = DTYPE_BY_NAME["uint32"]
-    if stored.dtype in CODE_BY_DTYPE:
+    if stored.dtype in DTYPE_BY_NAME.values():
         dtype = stored.dtype
     beside = values_beside(h5, dataset, stored) if channel is None else {}
     # of each field its dataset, and its entry of the second axis
@@ -414,7 +414,7 @@ def _end_of_stream(stored: h5py.Dataset, what: str) -> tuple[int, str | None]:
     found = int(stored.attrs["token_count"])
     if not 0 <= found <= count:
         raise FormatError(f"{what}: expected token_count from 0 to {count:,}, found {found:,}")
-    has_digest = "sha256" in stored.attrs and stored.dtype in SAME_BYTES
+    has_digest = "sha256" in stored.attrs and stored.dtype in WITH_SHA256
     return found, stored_sha256(stored.attrs["sha256"], what) if has_digest else None
 
 

@@ -43,7 +43,7 @@ class HDF5ShardWriter(HDF5Writer):
     path
         The file to publish.
     dtype
-        "uint16" or "uint32".
+        "uint16", "uint32" or "uint8".
     chunk_tokens
         Tokens per chunk: a multiple of the windows that will be read.
     boundary_token_id

@@ -7,7 +7,7 @@ A position counts the records that all ranks together have consumed in the epoch
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
@@ -36,7 +36,7 @@ from zb_hdf5.loaders.step_values import WantedFields, code_field
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import LIVE_PREFIX
+from zb_hdf5.spec import DTYPE_BY_NAME, LIVE_PREFIX
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
@@ -533,6 +533,18 @@ class Loader(EpochLoader[BatchT]):
             "seed": int(self.seed),
             "seq_len": int(self._length),
         }
+
+    def identity_as(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that must agree with those of a state.
+
+        Files of other programs with ids of one byte were read as larger ones before: a state of the same fingerprint
+        may have the dtype of these.
+        """
+        found = super().identity_as(state)
+        is_of_bytes = self.batches.dtype.itemsize == 1 and state.get("fingerprint") == self._fingerprint
+        if is_of_bytes and state.get("dtype") in [*DTYPE_BY_NAME]:  # a list: a state may have any value
+            found["dtype"] = state["dtype"]
+        return found
 
     def dataset(self) -> BatchDataset[BatchT]:
         """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""

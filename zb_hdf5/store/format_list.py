@@ -49,6 +49,7 @@ _OURS: Final = (
         other_suffixes=(".npz",),
         has_axes=True,
         tokens_only=True,
+        holds_uint8=True,
     ),
     FormatRow(
         name="megatron",
@@ -130,6 +131,7 @@ _OURS: Final = (
         magic="zb_hdf5.spec:HDF5_MAGIC",
         magic_offsets="zb_hdf5.spec:HDF5_OFFSETS",
         has_axes=True,
+        holds_uint8=True,
     ),
     FormatRow(
         name="hf",

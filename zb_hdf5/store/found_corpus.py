@@ -33,7 +33,7 @@ from zb_hdf5.spec import (
     NOT_KNOWN,
     STREAM_LAYOUT,
     StoreMeta,
-    stored_dtype,
+    fitting_dtype,
 )
 from zb_hdf5.store.digests import Digests
 from zb_hdf5.store.flat_table import flat_table
@@ -250,10 +250,9 @@ def _digests_of(found: Found, made: Digests, names: Sequence[str]) -> dict[str, 
 
 
 def _meta_of_ids(facts: Sequence[FlatTokens]) -> StoreMeta:
-    """Return the stream of files of ids, which become uint16 where that holds the dtypes of all, else uint32."""
+    """Return the stream of files of ids, of the smallest dtype that holds those of all files."""
     require_alike(facts)
-    is_small = all(each.dtype.kind == "u" and each.dtype.itemsize <= 2 for each in facts)
-    dtype = stored_dtype("uint16" if is_small else "uint32")
+    dtype = fitting_dtype((each.dtype for each in facts), vocab_size=0)
     return StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT, fields=facts[0].fields)
 
 

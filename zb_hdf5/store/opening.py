@@ -373,8 +373,8 @@ def open_writer(
     Parameters
     ----------
     dtype
-        "uint32" or "uint16". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
-        uint32.
+        "uint32", "uint16" or "uint8". In a `.batch` file uint16 is an extension: other ZeroBatch v2 readers take it for
+        uint32; such files have no uint8.
     fields
         Fields of the tokens: name -> dtype, of one value or of a small array (`("f4", (8,))`), or a
         structured dtype. `write` then takes their values. HDF5 files hold them, `.batch` files do not.

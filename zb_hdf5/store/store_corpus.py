@@ -25,6 +25,7 @@ from zb_hdf5.spec import (
     NO_SHA256,
     NOT_COUNTED,
     NOT_KNOWN,
+    SAMPLED_AS,
     StoreMeta,
     content_fingerprint,
     live_fingerprint,
@@ -259,9 +260,9 @@ class StoreCorpus(Corpus):
         return self.foreign_dataset is not None and len(self.index.shards) == 1
 
     def _sample(self) -> str:
-        return sampled_tokens(
-            self.tokens, self._shards.starts, np.dtype(self.index.source.get(FLAT_DTYPE, self.dtype.str))
-        )
+        of_flat_files = self.index.source.get(FLAT_DTYPE)
+        dtype = SAMPLED_AS.get(self.dtype, self.dtype) if of_flat_files is None else np.dtype(of_flat_files)
+        return sampled_tokens(self.tokens, self._shards.starts, dtype)
 
     # --- the documents of a stream -------------------------------------------------------------------------------
 

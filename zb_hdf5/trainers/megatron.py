@@ -297,7 +297,9 @@ class MegatronWriter(FlatWriter):
 
     @classmethod
     def dtype_of(cls, meta: StoreMeta) -> np.dtype[Any]:
-        """Return the dtype that Megatron itself takes: it has no uint32."""
+        """Return the dtype that Megatron itself takes: it has no uint32, and never chooses uint8."""
+        if meta.dtype.itemsize == 1:
+            return meta.dtype
         is_small = small_dtype(meta, SMALL_VOCAB_SIZE).itemsize == 2
         return np.dtype("<u2" if is_small else "<i4")
 

@@ -349,6 +349,7 @@ SET_PARTS_KEYS: Final[dict[str, type[Any]]] = {
     "bytes": int,
     "first": int,
     "records": int,
+    "tokens": int,
     "sha256": str,
 }
 #: Key of one element of `fields` in `index.json` -> JSON type: the place of the values, that of the crc32 rows, and the

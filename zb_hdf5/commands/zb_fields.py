@@ -117,10 +117,9 @@ def _is_finished(found: SetFolder) -> bool:
     from zb_hdf5.store.found_set import SetIndex
 
     try:
-        records = SetIndex.load(found.folder, found.facts).parts["records"]
+        return SetIndex.load(found.folder, found.facts).has_all_of(found.facts)
     except NotFoundError:
         return False
-    return bool(sum(records) == found.facts.num_records)
 
 
 def _bound_by(facts: SetFacts) -> str:

@@ -150,9 +150,15 @@ class ClaimedRange:
         if self._claim.is_taken_over:
             self._drop_damaged()
             self.there = np.concatenate([part.is_there() for part in self._parts])
-        for part in self._parts:
-            part.flush()
-        self.close()
+        self.end()
+
+    def end(self) -> None:
+        """Bring the rows of what was written to the disk, and end the claim: nobody compares the values then."""
+        try:
+            for part in self._parts:
+                part.flush()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close the parts, and end the claim."""

@@ -33,7 +33,7 @@ from zb_hdf5.field_sets.set_upkeep import RangeState, damaged_records, finish_se
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.notes import note
-from zb_hdf5.packages import from_numpy
+from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
 from zb_hdf5.store.found_set import bound_files, require_bound, set_folder, split_of
 from zb_hdf5.store.opening import open_corpus
@@ -544,7 +544,8 @@ class FieldSet:
             shape: tuple[int, ...] = (count, tokens if is_tail else window)
         else:
             shape = (count,)
-        if field.kind == BFLOAT16 and not field.allow_nan and bool(((found & 0x7FFF) > 0x7F80).any()):
+        has_bits = field.kind == BFLOAT16 and found.dtype == field.dtype
+        if has_bits and not field.allow_nan and bool(((found & 0x7FFF) > 0x7F80).any()):
             raise ConvertError(f"{self.folder}: field {field.name}: expected numbers, found NaN")
         return field.as_stored(found, shape, self.folder)
 
@@ -604,7 +605,7 @@ class FieldSet:
         """
         self._require_open()
         for number in list(self._ranges):
-            self._ranges.pop(number).close()
+            self._ranges.pop(number).end()
         return finish_set(self.folder, self.facts, self._stale_s)
 
     def verify(self) -> list[int]:
@@ -620,11 +621,12 @@ class FieldSet:
         if not self._is_open:
             return
         self._is_open = False
-        for found in self._ranges.values():
-            found.close()
-        self._ranges = {}
-        if self._closes:
-            self.corpus.close()
+        try:
+            while self._ranges:
+                self._ranges.popitem()[1].end()
+        finally:
+            if self._closes:
+                self.corpus.close()
 
     def __enter__(self) -> Self:
         return self
@@ -643,14 +645,15 @@ def _rows_in(rows: Mapping[str, npt.NDArray[Any]]) -> int:
 
 def _as_array(values: Any, kind: str = "") -> npt.NDArray[Any]:
     """Return a tensor or an array as an array; numbers of 16 bits that numpy lacks as their bits."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        if kind == BFLOAT16:
-            import torch
-
-            return np.asarray(values.to(torch.bfloat16).view(torch.int16).numpy()).view(np.uint16)
-        values = values.numpy()
-    return np.asarray(values)
+    is_tensor = hasattr(values, "detach")
+    found: Any = values.detach().cpu() if is_tensor else np.asarray(values)
+    if kind == BFLOAT16 and (is_tensor or found.dtype.kind == "f"):
+        torch = require_package("torch", "torch")
+        tensor = found if is_tensor else torch.from_numpy(np.ascontiguousarray(found))
+        return np.asarray(tensor.to(torch.bfloat16).view(torch.int16).numpy()).view(np.uint16)
+    if is_tensor:
+        found = (found.float() if str(found.dtype) == f"torch.{BFLOAT16}" else found).numpy()
+    return np.asarray(found)
 
 
 def _job_of(job: int | None, num_jobs: int | None) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """A claim on a part of a field set: a file beside it that one job has, so that two do not write the same part.
 
 Locks alone do not do on clusters: `flock` is absent on some mounts, and on others each node has its own. A claim is a
-file that is made by O_EXCL; its owner touches it and looks whether it is still there at each commit. One whose owner is
-dead, or has not touched it for half an hour by the clock of the file server, is taken over by a rename.
+file that gets its name by link(2), whole, so that it always names its owner, also of a process that was killed while it
+made it. The owner touches it and looks whether it is still there at each commit. One whose owner is dead, or has not
+touched it for half an hour by the clock of the file server, is taken over by a rename.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple, Self
 
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import on_failure, read_whole
-from zb_hdf5.files.publishing import NO_LOCKS, is_at, write_fully
+from zb_hdf5.files.publishing import NO_LOCKS, disk_errors, is_at, write_fully
 from zb_hdf5.spec import CLAIM_SUFFIX
 
 #: Seconds after which a claim that nobody has touched is taken over.
@@ -138,10 +139,21 @@ class PartClaim:
             Seconds after which a claim that nobody touched counts for nothing.
         """
         path = claim_path(part)
-        try:
-            return cls(path, _made(path), is_taken_over=False)
-        except FileExistsError:
+        if path.exists():
             return cls._taken_over(path, stale_s)
+        aside = _beside(path)
+        fd = _made(aside)
+        with on_failure(lambda: os.close(fd)):
+            try:
+                with contextlib.suppress(FileExistsError):  # another one was faster
+                    os.link(aside, path)
+                is_ours = is_at(fd, path)
+            finally:
+                aside.unlink()
+        if is_ours:
+            return cls(path, fd, is_taken_over=False)
+        os.close(fd)
+        return None
 
     @classmethod
     def _taken_over(cls, path: Path, stale_s: float) -> Self | None:
@@ -153,7 +165,7 @@ class PartClaim:
             return None
         if not is_free:
             return None
-        aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        aside = _beside(path)
         fd = _made(aside)
         with on_failure(lambda: os.close(fd)):
             with contextlib.suppress(FileNotFoundError):
@@ -187,10 +199,15 @@ class PartClaim:
                 os.close(fd)
 
 
+def _beside(path: Path) -> Path:
+    """Return a name beside that of a claim, which no other process has."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+
+
 def _made(path: Path) -> int:
-    """Make a claim of this process, which no other one may have made, and lock it where there are locks."""
+    """Make a claim of this process beside its name, and lock it where there are locks."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with on_failure(lambda: os.close(fd)), on_failure(path.unlink):
+    with on_failure(lambda: os.close(fd)), on_failure(path.unlink), disk_errors(path):
         write_fully(fd, json.dumps(Owner.me()._asdict()).encode(), 0)
         os.fsync(fd)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.field_sets.claimed_range import ClaimedRange
 from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim, release_by_hand
-from zb_hdf5.files.publishing import published
+from zb_hdf5.files.publishing import published, write_fully
 from zb_hdf5.spec import SET_INDEX
 from zb_hdf5.store.found_set import index_of, parts_in
 from zb_hdf5.store.set_facts import SetFacts, part_name
@@ -50,10 +49,11 @@ def state_of(folder: Path, facts: SetFacts, number: int) -> RangeState:
     """Return the state of a range by its number, from its marks and its claim as they are now."""
     first, stop = facts.cell(number)
     done = 0
-    for start, path in parts_in(folder):
-        if first <= start < stop:
-            with closing(ValuePart(path, facts)) as part:
-                done += int(part.is_there().sum())
+    start = first  # its parts follow each other: no folder of thousands is listed
+    while start < stop and (path := folder / part_name(start)).exists():
+        with closing(ValuePart(path, facts)) as part:
+            done += int(part.is_there().sum())
+        start += max(1, part.layout.records)
     claim = claim_path(folder / part_name(first))
     return RangeState(first, stop, done, claim, owner_of_claim(claim))
 
@@ -72,10 +72,10 @@ def finish_set(folder: Path, facts: SetFacts, stale_s: float = STALE_S) -> str:
         found = ClaimedRange.take(folder, facts, number, stale_s)  # of an owner that died: its values are read once
         if found is None:
             raise UnavailableError(f"{claim}: {owner_of_claim(claim) or 'another process'} still writes")
-        found.close()
+        found.end()
     index = index_of(folder, facts)
     with published(folder / SET_INDEX, overwrite=True) as file:
-        os.write(file.fd, index.to_json().encode())
+        write_fully(file.fd, index.to_json().encode(), 0)
     return index.sha256
 
 

@@ -152,7 +152,8 @@ class Corpus:
         self.origin: dict[str, Any] = {}
         self._record_documents: RecordDocuments | None = None
         self._fields: dict[str, Corpus] = {}
-        self._old_fields: list[Corpus] = []  # of a stream before it grew
+        #: Fields of a stream before it grew, and of field sets: the latter of all corpora with the same files.
+        self._other_fields: list[Corpus] = []
         self._changing = OwnLock()  # by a refresh, or a field that is opened
         self._cache: Callable[[Corpus], Tokens] | None = None
         self._reopen: Callable[[str | None], Corpus] | None = None
@@ -271,6 +272,7 @@ class Corpus:
         set_name, mark, field = name.partition(SET_MARK)
         if mark:
             found = self._field_set(set_name).corpus_of(field)
+            self._other_fields.append(found)
             self._fields[name] = found
             return found
         if self.tokens_only:
@@ -318,6 +320,7 @@ class Corpus:
         """
         found = copy.copy(self)
         found._changing = OwnLock()
+        found._other_fields = self._other_fields  # either one closes them
         found._fields = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
         found._sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
         return found
@@ -576,10 +579,10 @@ class Corpus:
 
     def close(self) -> None:
         """Release the files, and the files of the fields. Views that were returned stay valid."""
-        for field in (*self._fields.values(), *self._old_fields):
+        for field in (*self._fields.values(), *self._other_fields):
             field.close()
         self._fields = {}
-        self._old_fields = []
+        self._other_fields.clear()
         self.tokens.close()
         if self._record_documents is not None:
             self._record_documents.close()
@@ -588,7 +591,7 @@ class Corpus:
     def __getstate__(self) -> dict[str, Any]:
         # at one moment: counts of a copy are never ahead of its tokens, which are pickled later
         with self._changing:
-            return {**self.__dict__, "_fields": dict(self._fields), "_old_fields": []}
+            return {**self.__dict__, "_fields": dict(self._fields), "_other_fields": []}
 
     def __len__(self) -> int:
         """Return the number of tokens."""

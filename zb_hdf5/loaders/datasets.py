@@ -17,6 +17,7 @@ from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
+from zb_hdf5.loaders.step_values import StepValues, WantedFields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.store_records import POSITION_IDS, RecordValues
 
@@ -258,13 +259,16 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
     documents
         True: add `position_ids`, which begin at 0 in each document, and give the first token of each the label -100,
         as no token before it is of its document.
-    labels
-        As for `Loader`.
+    labels, fields
+        As for `Loader`; the values of fields are aligned with the input ids.
     """
 
-    def __init__(self, reader: Batches, *, documents: bool = False, labels: str | None = None) -> None:
+    def __init__(
+        self, reader: Batches, *, documents: bool = False, labels: str | None = None, fields: WantedFields = ()
+    ) -> None:
         self._reader = reader
         self._documents = documents
+        self._fields = StepValues.of_fields(reader, fields) if fields else None
         self._values = RecordValues(reader, documents=(POSITION_IDS,) if documents else (), labels=labels)
 
     def __len__(self) -> int:
@@ -278,6 +282,8 @@ class RecordDataset(Dataset[dict[str, torch.Tensor]]):
         records = np.asarray(indices, dtype=np.int64)
         records = np.where(records < 0, records + len(self), records)
         rows = {name: torch.from_numpy(array) for name, array in self._values.of(records).items()}
+        if self._fields is not None:
+            rows |= self._fields.fields_of(records, len(records))
         return [{name: array[number] for name, array in rows.items()} for number in range(len(records))]
 
     def __repr__(self) -> str:

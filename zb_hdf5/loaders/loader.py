@@ -556,7 +556,8 @@ class Loader(EpochLoader[BatchT]):
     def records(self) -> RecordDataset:
         """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them.
 
-        With `documents` they have `position_ids` too, and no label at the beginning of a document.
+        With `documents` they have `position_ids` too, and no label at the beginning of a document. The values of
+        `fields` are aligned with the input ids.
         """
         from zb_hdf5.loaders.datasets import RecordDataset
 
@@ -565,7 +566,13 @@ class Loader(EpochLoader[BatchT]):
                 f"{self.path}: records() gives records as they are stored, of {self.batches.seq_len:,} tokens; "
                 f"make the loader without seq_len={self._length:,}"
             )
-        return RecordDataset(self.batches, documents=self.steps.as_dict, labels=self._options["labels"])
+        options = self._options
+        return RecordDataset(
+            self.batches,
+            documents=bool(options["documents"] or options["spans"]),
+            labels=options["labels"],
+            fields=options["fields"],
+        )
 
     def _num_fetched(self) -> int | None:
         from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -234,6 +234,20 @@ class StepValues:
         self.of_one_shape = not spans and not of_documents and _OF_SEGMENTS.isdisjoint(self._documents)
         self._require_stored()
 
+    @classmethod
+    def of_fields(cls, reader: Batches, fields: WantedFields) -> Self:
+        """Return the values of fields alone, in records as they are stored."""
+        return cls(
+            reader,
+            reader.seq_len,
+            targets=False,
+            mask_documents=(),
+            fields=fields,
+            documents=False,
+            spans=False,
+            labels=None,
+        )
+
     def _require_stored(self) -> None:
         """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
         reader = self._reader
@@ -303,13 +317,19 @@ class StepValues:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces, request))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
-        for name, stored in self._fields.items():
-            if self._units[name] != UNITS[2]:
-                read = self._field if self._units[name] == UNITS[0] else self._of_records
-                step[name] = as_tensor(read(stored, request, len(tokens)), self._kind(stored))
+        step |= self.fields_of(request, len(tokens))
         if pieces is not None and self._ends_documents:
             self._add_documents(step, pieces)
         return step
+
+    def fields_of(self, request: StoredRequest, num_rows: int) -> dict[str, Any]:
+        """Return the values of the fields of tokens and of records in a request; rows after it are padding."""
+        found = {}
+        for name, stored in self._fields.items():
+            if self._units[name] != UNITS[2]:
+                read = self._field if self._units[name] == UNITS[0] else self._of_records
+                found[name] = as_tensor(read(stored, request, num_rows), self._kind(stored))
+        return found
 
     def _add_documents(self, step: dict[str, Any], pieces: Pieces) -> None:
         """Add the values of documents, and spans."""

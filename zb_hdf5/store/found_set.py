@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +61,6 @@ from zb_hdf5.store.set_facts import SAMPLED, BoundFile, SetFacts, first_in_name,
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.shards import Sharded
 from zb_hdf5.store.store_corpus import StoreCorpus
-
-if TYPE_CHECKING:
-    from zb_hdf5.store.value_part import ValuePart
 
 #: Places that the digest of a sample covers, evenly over the tokens of a file, and the tokens of each.
 SAMPLED_PLACES: Final = 16
@@ -217,6 +215,10 @@ class SetIndex:
     def sha256(self) -> str:
         return hashlib.sha256("".join(self.parts["sha256"]).encode()).hexdigest()
 
+    def has_all_of(self, facts: SetFacts) -> bool:
+        """Return whether there are values for all tokens: the last record of a stream grows with it."""
+        return bool(sum(self.parts["tokens"]) == facts.tokens_of(0, facts.num_records))
+
     def to_json(self) -> str:
         facts = {"format": SET_FORMAT, "version": SET_VERSION, "sha256": self.sha256}
         of_fields = {f"field {name}": arrays for name, arrays in self.fields.items()}
@@ -277,6 +279,13 @@ class SetValues(Sharded):
         )
 
 
+class PartRows(NamedTuple):
+    """The rows of one part: which records are written, and the crc32 of each for one field."""
+
+    there: npt.NDArray[np.bool_]
+    crc32: npt.NDArray[np.uint32]
+
+
 class LackingValues(Sharded):
     """The values of a field of a set that is not finished, and a fill value for all others. See `Tokens`.
 
@@ -284,10 +293,10 @@ class LackingValues(Sharded):
 
     Parameters
     ----------
-    found
-        Index of a part in `index` -> the part, open; a part that nobody has begun is not there.
-    field, fill
-        The field, and the value for records that are missing.
+    rows
+        The number of a part in `index` -> its rows; a part that nobody has begun is not there.
+    fill
+        The value for records that are missing.
     """
 
     def __init__(
@@ -297,12 +306,11 @@ class LackingValues(Sharded):
         access: str,
         verify: str,
         *,
-        parts: Mapping[int, ValuePart],
-        field: Field,
+        rows: Mapping[int, PartRows],
         fill: npt.NDArray[Any],
     ) -> None:
         self._fill = fill
-        self._rows = {number: (part.is_there(), part.crc32(field)) for number, part in parts.items()}
+        self._rows = rows
         super().__init__(folder, index, access, verify)
 
     def _open(self, number: int, start: int, look: Look | None = None) -> Tokens:
@@ -482,35 +490,21 @@ class FoundSet:
 
         fill = self._fill_of(field)
         entries: list[ShardEntry] = []
-        parts: dict[int, ValuePart] = {}
+        rows: dict[int, PartRows] = {}
         done = 0
-        try:
-            for first, path in parts_in(self.folder):
-                if first > done:
-                    entries.append(self._entry(meta, field, "missing", done, first - done, 0, 0, 0, 0))
-                part = parts[len(entries)] = ValuePart(path, self.facts)
-                layout = part.layout
-                entries.append(
-                    self._entry(
-                        meta,
-                        field,
-                        path.name,
-                        first,
-                        layout.records,
-                        layout.num_bytes,
-                        layout.values[field.name],
-                        layout.crc32[field.name],
-                        0,
-                    )
-                )
-                done = first + layout.records
-            if done < self.facts.num_records:
-                entries.append(self._entry(meta, field, "missing", done, self.facts.num_records - done, 0, 0, 0, 0))
-            index = ShardIndex(meta, entries)
-            return LackingValues(self.folder, index, self.access, self.verify, parts=parts, field=field, fill=fill)
-        finally:
-            for part in parts.values():
-                part.close()
+        for first, path in parts_in(self.folder):
+            if first > done:
+                entries.append(self._entry(meta, field, "missing", done, first - done, 0, 0, 0, 0))
+            with closing(ValuePart(path, self.facts)) as part:  # of thousands, so each is closed before the next one
+                rows[len(entries)] = PartRows(part.is_there(), part.crc32(field))
+            layout = part.layout
+            places = layout.num_bytes, layout.values[field.name], layout.crc32[field.name]
+            entries.append(self._entry(meta, field, path.name, first, layout.records, *places, 0))
+            done = first + layout.records
+        if done < self.facts.num_records:
+            entries.append(self._entry(meta, field, "missing", done, self.facts.num_records - done, 0, 0, 0, 0))
+        index = ShardIndex(meta, entries)
+        return LackingValues(self.folder, index, self.access, self.verify, rows=rows, fill=fill)
 
     def _fill_of(self, field: Field) -> npt.NDArray[Any]:
         """Return the value of a field in records that are missing."""
@@ -562,24 +556,25 @@ def found_set(
     if new:
         facts = facts.grown(new)
     if allow_missing is None:
-        _require_finished(folder, facts, new)
+        _require_finished(folder, facts)
     access = corpus.access if corpus.access in ("auto", "mmap", "pread") else "auto"
     verify = "none" if corpus.verify == "none" else "batch"
     fills = None if allow_missing is None else dict(allow_missing)
     return FoundSet(folder, facts, access, verify, fills)
 
 
-def _require_finished(folder: Path, facts: SetFacts, new: Iterable[BoundFile]) -> None:
+def _require_finished(folder: Path, facts: SetFacts) -> None:
     """Raise `IncompleteError` unless a set has values for all records, and was finished."""
     if (folder / SET_INDEX).exists():
-        have = sum(SetIndex.load(folder, facts).parts["records"])
-        if have == facts.num_records:
+        index = SetIndex.load(folder, facts)
+        if index.has_all_of(facts):
             return
-        missing = f"{counted(facts.num_records - have, 'record')} of later files are missing"
+        missing = max(1, facts.num_records - sum(index.parts["records"]))  # the last one may have more tokens now
+        found = f"{counted(missing, 'record')} of later files are missing"
     else:
-        missing = "it is not finished"
+        found = "it is not finished"
     raise IncompleteError(
-        f"{folder}: {missing}: expected values for {facts.num_records:,} records; finish it, or name the values of "
+        f"{folder}: {found}: expected values for {facts.num_records:,} records; finish it, or name the values of "
         "missing records in allow_missing"
     )
 
@@ -602,7 +597,9 @@ def index_of(folder: Path, facts: SetFacts) -> SetIndex:
             crc32 = {field.name: part.crc32(field) for field in facts.fields}
         finally:
             part.close()
-        row = (path.name, layout.num_bytes, first, layout.records, part_digest(facts, first, layout.records, crc32))
+        tokens = facts.tokens_of(first, layout.records)
+        digest = part_digest(facts, first, layout.records, crc32)
+        row = (path.name, layout.num_bytes, first, layout.records, tokens, digest)
         for key, value in zip(SET_PARTS_KEYS, row, strict=True):
             parts[key].append(value)
         for field in facts.fields:

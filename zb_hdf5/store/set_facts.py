@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.field import UNITS, Field
-from zb_hdf5.files.publishing import fsync_directory
+from zb_hdf5.files.publishing import disk_errors, fsync_directory, write_fully
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_FORMAT, SET_GROWN, SET_VERSION, VALUES_PREFIX, VALUES_SUFFIX
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 
@@ -276,16 +275,14 @@ def publish_new(path: Path, text: str) -> bool:
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        with disk_errors(path):
+            write_fully(fd, text.encode(), 0)
+            os.fsync(fd)
         os.link(aside, path)
-    except OSError as error:
-        if error.errno == errno.EEXIST:
-            return False
-        raise
+    except FileExistsError:
+        return False
     finally:
+        os.close(fd)
         aside.unlink()
     fsync_directory(path.parent)
     return True

@@ -326,7 +326,7 @@ class StoreCorpus(Corpus):
             self.index = index
             self.max_token = index.max_token
             self.meta = index.meta
-            self._old_fields += self._fields.values()  # other threads may read from them
+            self._other_fields += self._fields.values()  # other threads may read from them
             self._fields = {}
             self.num_tokens = tokens.num_tokens
         return self.num_tokens

@@ -1,5 +1,6 @@
 """Field sets on full disks, with few descriptors, after moves, flips and kills: nothing wrong is given, or counted."""
 
+import fcntl
 import os
 import pickle
 import shutil
@@ -304,6 +305,16 @@ def test_processes_that_make_a_set_at_one_moment_share_it(fresh):
     with Loader(fresh, fields=NAMES) as loader:
         for step in loader:
             require_values(step)
+
+
+def test_a_part_is_opened_while_its_maker_still_has_its_lock(fresh):
+    """It has its name a moment before the lock of its maker ends."""
+    with open_field_set(fresh, "t", FIELDS, part_bytes=PART_BYTES) as found:
+        next(found.missing(64, quiet=True))
+        [(_, path)] = parts_in(found.folder)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert found.num_missing == RECORDS
 
 
 def test_a_corpus_with_sets_is_forked_and_pickled(fresh):

@@ -28,7 +28,7 @@ from zb_hdf5.files.ranges import libc, read_fully
 from zb_hdf5.hdf5.h5_attributes import CREATOR, create_attribute, create_texts, require_version, text_of
 from zb_hdf5.hdf5.h5_chunks import creation_of
 from zb_hdf5.hdf5.h5_dataset import is_plain, own_dataset
-from zb_hdf5.hdf5.h5_file import h5_damage, open_h5, open_h5_for_reading
+from zb_hdf5.hdf5.h5_file import h5_damage, open_h5
 from zb_hdf5.hdf5.written_file import WrittenFile, hdf5_writes
 from zb_hdf5.packages import h5py
 from zb_hdf5.spec import (
@@ -144,7 +144,8 @@ def read_layout(path: Path, facts: SetFacts) -> PartLayout:
     FormatError
         If the file is no part of this set.
     """
-    with h5_damage(path), open_h5_for_reading(path) as h5:
+    # its maker keeps a lock for a moment after it has its name, and no one has it open as HDF5 later
+    with h5_damage(path), open_h5(path, locking=False) as h5:
         found = text_of(h5.attrs.get("format")), text_of(h5.attrs.get("set")), text_of(h5.attrs.get("split"))
         if found != (VALUES_FORMAT, facts.name, facts.split):
             raise FormatError(f"{path}: expected a part of the field set {facts.name} ({facts.split}), found {found}")

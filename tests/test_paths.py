@@ -86,6 +86,7 @@ READERS = {
     "made_up_corpus": ("store", lambda path: zb_hdf5.made_up_corpus(like=path)),
     "open_field_set": ("store", lambda path: zb_hdf5.open_field_set(path, "weights", {"weight": "f4"})),
     "Corpus.with_fields": ("store", values_of),
+    "StoreRecords": ("store", zb_hdf5.StoreRecords),
     "MixedLoader": ("store", lambda path: zb_hdf5.MixedLoader({"a": path, "b": path}, {"a": 1, "b": 1}, **ALONE)),
     "FollowingLoader": ("store", lambda path: zb_hdf5.FollowingLoader(path, **ALONE)),
     "BatchFileReader": ("x.batch", zb_hdf5.BatchFileReader),

@@ -180,7 +180,8 @@ def test_every_module_is_imported_and_every_command_runs(tmp_path, no_torch):
         else:
             assert exit_code == 0, (line, errors)
     commands = [name for name, command in commands_of(zb) if not hasattr(command, "commands")]
-    assert [name for name in commands if not any(line.startswith(f"{name} ") for line in outcomes)] == []
+    # a bucket is in tests/remote
+    assert [name for name in commands if not any(line.startswith(f"{name} ") for line in outcomes)] == ["fields upload"]
     assert not (tmp_path / "cache").exists()
 
 

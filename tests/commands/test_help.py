@@ -136,6 +136,7 @@ REPORTS = [
     pytest.param(name, option, marks=pytest.mark.thin if option else ())
     for option in ("", "--json", "--quiet")
     for name in sorted(COMMANDS)
+    if name != "fields upload"  # to a bucket, which tests/remote/test_remote_sets.py has
 ]
 
 

@@ -256,6 +256,25 @@ def zb_fields_drop(found: SetFolder, yes: bool) -> Output:
     )
 
 
+@zb_fields.command("upload", cls=GroupedCommand, short_help="Copy a finished set to a bucket.")
+@set_arguments
+@click.argument("url")
+@output_options
+def zb_fields_upload(found: SetFolder, url: str) -> Output:
+    """Copy the finished field set NAME of PATH to the folder URL of a bucket. An upload that ended early goes on.
+
+    A loader finds it with a store there, if URL is <store>/fields/NAME/train.
+
+    \b
+    Example: zb fields upload st teacher s3://bucket/st/fields/teacher/train
+    """
+    from zb_hdf5.field_sets.set_upkeep import upload_set
+
+    with Progress("upload", 0, unit="B") as progress:
+        sent = upload_set(found.folder, found.facts, url, progress.advance)
+    return Output({"url": url, "num_bytes": sent}, [("uploaded", f"{url}: {format_bytes(sent)} sent")])
+
+
 @zb_fields.command("make", cls=GroupedCommand, short_help="Make codes of the documents, by a key of their metadata.")
 @click.argument("path", type=LOCAL)
 @click.argument("name")

@@ -8,13 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from zb_hdf5.errors import UnavailableError
+from zb_hdf5.errors import ArgumentError, UnavailableError
 from zb_hdf5.field_sets.claimed_range import ClaimedRange
 from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim, release_by_hand
+from zb_hdf5.files.objects import list_objects, put_object
+from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import published, write_fully
-from zb_hdf5.spec import SET_INDEX
-from zb_hdf5.store.found_set import index_of, parts_in
-from zb_hdf5.store.set_facts import SetFacts, part_name
+from zb_hdf5.spec import SET_FACTS, SET_INDEX
+from zb_hdf5.store.found_set import SetIndex, index_of, parts_in
+from zb_hdf5.store.set_facts import SetFacts, grown_files, part_name
 from zb_hdf5.store.value_part import ValuePart
 
 
@@ -99,6 +101,41 @@ def release_claims(folder: Path, facts: SetFacts) -> list[tuple[int, Owner | Non
     """Remove all claims on the parts of a set; return the first record of each, and its owner."""
     states = [state for state in range_states(folder, facts) if state.claim.exists()]
     return [(state.first, release_by_hand(folder / part_name(state.first))) for state in states]
+
+
+def upload_set(
+    folder: Path, facts: SetFacts, url: str, progress: Callable[[int, int], None] = lambda done, total: None
+) -> int:
+    """Copy a finished set to a bucket, its index last; return the bytes that were sent.
+
+    Objects that are there with all of their bytes are kept, so that an upload that ended early goes on.
+
+    Parameters
+    ----------
+    url
+        The URL of the folder in the bucket: of a store, `<url of the store>/fields/<name>/<split>`.
+    progress
+        Called with the bytes of each file that is there now, and those of all.
+
+    Raises
+    ------
+    NotFoundError
+        If the set is not finished.
+    """
+    place = any_path(url)
+    if not isinstance(place, RemotePath):
+        raise ArgumentError(f"expected a URL such as s3://bucket/train-h5/fields/{facts.name}/train, found {url}")
+    parts = SetIndex.load(folder, facts).parts["path"]
+    files = [*(folder / name for name in parts), *grown_files(folder), folder / SET_FACTS, folder / SET_INDEX]
+    sizes = {path: path.stat().st_size for path in files}
+    present = list_objects(place.url)
+    sent = 0
+    for path, size in sizes.items():
+        if present.get(path.name) != size or path.name == SET_INDEX:
+            put_object(f"{place.url}/{path.name}", path)
+            sent += size
+        progress(size, sum(sizes.values()))
+    return sent
 
 
 def drop_set(folder: Path, facts: SetFacts) -> int:

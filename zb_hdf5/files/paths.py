@@ -27,7 +27,7 @@ from zb_hdf5.files.urls import without_secrets
 
 #: Suffixes of names that are objects; any other URL names a folder.
 OBJECT_SUFFIXES: Final = frozenset(
-    (".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32", ".pieces", ".documents", ".tables")
+    (".h5", ".hdf5", ".hdf", ".he5", ".batch", ".npy", ".json", ".crc32", ".pieces", ".documents", ".tables", ".values")
 )
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -30,7 +30,7 @@ from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock, cached_per_process
-from zb_hdf5.files.paths import local_path
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
@@ -304,7 +304,7 @@ class Corpus:
         name
             The name of the set.
         path
-            The folder of the set; None: where the sets of this corpus lie.
+            The folder of the set, or its URL; None: where the sets of this corpus lie.
         allow_missing
             The value of each field in records that are missing, by its name: then the set need not be finished.
             Records that are written later change nothing in the corpus that was returned. None: none may be missing.
@@ -336,7 +336,7 @@ class Corpus:
     ) -> FieldSource:
         if self._find_set is None:
             raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its field set {name!r}")
-        return self._find_set(self, name, None if path is None else local_path(path), allow_missing)
+        return self._find_set(self, name, None if path is None else any_path(path), allow_missing)
 
     def find_sets_by(self, find_set: FindSet) -> None:
         """Tell how the field sets of these tokens are found."""

@@ -1,0 +1,70 @@
+"""Field sets in a bucket: uploaded, found with their store, and read by ranges; or beside a store of this machine."""
+
+import shutil
+
+import numpy as np
+import obstore
+import pytest
+from commandline import one_error, report_of, run_zb, succeed
+
+from zb_hdf5 import ChecksumError, Loader, convert, open_corpus, open_field_set
+from zb_hdf5.commands.zb import zb
+
+URL = "s3://bucket/stores/train-h5"
+SETS = f"{URL}/fields/t/train"
+
+
+@pytest.fixture
+def with_set(s3, tmp_path):
+    """A store of this machine with a finished set; its tokens are in the bucket."""
+    np.save(tmp_path / "t.npy", np.arange(64 * 16, dtype=np.uint16).reshape(64, 16))
+    convert(tmp_path / "t.npy", "hdf5", tmp_path / "st", batch_size=4, shards=2)
+    convert(tmp_path / "st", "hdf5", URL)
+    with open_field_set(tmp_path / "st", "t", {"w": ("i4", (3,))}, part_bytes=4000) as found:
+        for step in found.missing(batch_size=8, quiet=True):
+            found.write(
+                step["records"], w=np.asarray(step["tokens"])[..., None].astype("i4") * 3 + np.arange(3, dtype="i4")
+            )
+        found.finish()
+    return tmp_path / "st"
+
+
+def require_values(source, **options):
+    count = 0
+    with Loader(source, fields=["t/w"], **options) as loader:
+        for step in loader:
+            np.testing.assert_array_equal(step["t/w"], step["tokens"].numpy()[..., None] * 3 + np.arange(3))
+            count += len(step["tokens"])
+    assert count == 64
+
+
+def test_a_set_goes_to_a_bucket_and_is_read_there(with_set):
+    sent = report_of(zb, "fields", "upload", with_set, "t", SETS)["num_bytes"]
+    assert sent > 64 * 16 * 12
+    assert report_of(zb, "fields", "upload", with_set, "t", SETS)["num_bytes"] < 2000  # the index alone
+    for shuffle in ("global", "records"):
+        require_values(URL, shuffle=shuffle)
+    with open_corpus(with_set) as corpus:
+        require_values(corpus.with_fields("t", path=SETS))
+    with open_corpus(URL) as corpus:
+        require_values(corpus.with_fields("t", path=with_set / "fields/t/train"))
+
+
+def test_damage_in_a_bucket_is_found(with_set):
+    succeed(zb, "fields", "upload", with_set, "t", SETS)
+    bucket = obstore.store.from_url(SETS)
+    name = sorted(each["path"] for each in bucket.list().collect() if each["path"].endswith(".values"))[0]
+    data = bytearray(bucket.get(name).bytes())
+    step = len(data) // 64
+    for place in range(4096, len(data), step):  # in the values, which are most of the part
+        data[place] ^= 1
+    bucket.put(name, bytes(data))
+    with pytest.raises(ChecksumError):
+        require_values(URL, shuffle="records")
+
+
+def test_an_unfinished_set_stays_here(with_set):
+    (with_set / "fields/t/train/index.json").unlink()
+    assert "is not finished" in one_error(run_zb("fields", "upload", with_set, "t", SETS))
+    shutil.rmtree(with_set / "fields")
+    assert "there is no field set" in one_error(run_zb("fields", "upload", with_set, "t", SETS))

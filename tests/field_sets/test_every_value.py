@@ -219,3 +219,27 @@ def test_every_value_of_other_ways_to_read(made, references):
 def _is_of(reference, row):
     place = reference.place[row[row > 0]]
     return bool((place >= 0).all() and (np.diff(place) == 1).all())
+
+
+@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
+@pytest.mark.parametrize("name", ["teacher/ids", "weights/weight", "large/x"])
+def test_units_are_the_same_by_every_way_to_take_them(made, name, access):
+    """Whole records, from one mapping or row by row; parts of records, through the buffer of a thread; long runs."""
+    folder = made / "store"
+    if name == "large/x" and not (folder / "fields/large").exists():  # a record of it is read by a call of its own
+        write_noise(folder, "large", [Field("x", np.dtype("i4"), (300,))])
+    rng = np.random.default_rng(9)
+    with open_corpus(folder, access=access) as corpus:
+        values = corpus.field(name).tokens
+        expected = stored(made / "store/fields" / name.partition("/")[0] / "train", name.partition("/")[2]).reshape(-1)
+        unit = values.unit
+        for turn in range(4):  # the first one finds no file open
+            records = rng.permutation(len(expected) // unit)[:40]
+            for starts, length in ((records * unit, unit), (records[records > 2] * unit - unit // 2 - 1, unit)):
+                out = np.empty((len(starts), length), values.dtype)
+                values.gather(starts, out)
+                assert (out == np.stack([expected[start : start + length] for start in starts])).all(), turn
+            start = int(records[0]) * unit // 2
+            run = np.empty(min(len(expected) - start, 70 * unit + turn), values.dtype)
+            values.read([(start, run)])
+            assert (run == expected[start : start + len(run)]).all()

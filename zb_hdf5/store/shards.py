@@ -59,6 +59,8 @@ if TYPE_CHECKING:  # h5py, which a store with an index does not need
 _Part = TypeVar("_Part")
 #: Files that are mapped side by side at most: the size of each is asked for before each gather.
 MAX_JOINED: Final = 64
+#: A row of so many bytes is read into its place by a call of its own: to put rows into order would copy them once more.
+LARGE_ROW_BYTES: Final = 32 << 10
 
 
 class Sharded(Tokens):
@@ -243,12 +245,16 @@ class Sharded(Tokens):
         if len(self._firsts) == 1:
             self.open_file(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
             return
-        flat = self.flat()
+        is_compared = self._compares_all and out.shape[1] == self.unit and not (starts % self.unit).any()
+        flat = self._flat_of_all() if is_compared else self.flat()
         if flat is not None:
-            self.residency.watch_some(gather_from, flat, starts, out)
+            self.residency.watch_some(self._take_units if is_compared else gather_from, flat, starts, out)
             return
         order = starts.argsort()  # the rows of one file then follow each other
         ascending = starts[order]
+        if self._compares_all and self.wait is Wait.LOCAL and out.itemsize * out.shape[1] >= LARGE_ROW_BYTES:
+            self.read(zip(ascending.tolist(), map(out.__getitem__, order.tolist()), strict=True))
+            return
         rows = np.empty_like(out)
         numbers = self._firsts.searchsorted(ascending, side="right") - 1
         crossing = ascending + out.shape[1] > np.array(self._starts)[numbers + 1]
@@ -265,6 +271,15 @@ class Sharded(Tokens):
             self._gather_parts(together, ascending, rows)
         out[order] = rows
         self.flat()  # for the next gather
+
+    def _take_units(self, flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
+        """Copy units from the mapping of all files; each is compared, as its file does it, while it is in the cache."""
+        numbers = self._firsts.searchsorted(starts, side="right") - 1
+        for number, start, row in zip(numbers.tolist(), starts.tolist(), out, strict=True):
+            file = self.open_file(number, start)
+            row[...] = flat[start : start + self.unit]
+            if isinstance(file, Checked):
+                file.compare_units(start - self._starts[number], row)
 
     def _gather_parts(
         self, parts: Iterable[tuple[int, int, int]], starts: npt.NDArray[np.int64], rows: TokenArray
@@ -284,8 +299,13 @@ class Sharded(Tokens):
         count = len(self._firsts)
         if count == 1:
             return self.open_file(0, 0).flat() if self.num_tokens else None
+        return None if self._compares_all else self._flat_of_all()
+
+    def _flat_of_all(self) -> TokenArray | None:
+        """Return the tokens of several files as one view, also of those that are compared; None as `flat`."""
+        count = len(self._firsts)
         may_wait = self.asked == "auto" and not self.residency.in_memory
-        if self._compares_all or may_wait or count > MAX_JOINED or len(self._known) < count:
+        if may_wait or count > MAX_JOINED or len(self._known) < count or self.asked == "pread":
             return None
         if count not in self._joined:
             self._joined[count] = self._join([self._known[number] for number in range(count)])

@@ -33,6 +33,7 @@ from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.store.format_list import backends
+from zb_hdf5.store.set_facts import SET_KEYS, BoundFile
 
 TUTORIALS = {name for name in TEXT if name.startswith("tutorials/")}
 
@@ -84,7 +85,7 @@ def test_hdf5_tables_are_the_spec():
         assert names_in(f"| {header} | shape | holds |") == names
     versions = re.findall(r"^## .*version (\d)$", TEXT["formats.md"], re.MULTILINE)
     known = spec.BATCH_VERSION, spec.HDF5_VERSION, spec.HDF5_VERSION, spec.TABLES_VERSION, spec.INDEX_VERSION
-    assert tuple(map(int, versions)) == (*known, spec.DIGESTS_VERSION)
+    assert tuple(map(int, versions)) == (*known, spec.SET_VERSION, spec.DIGESTS_VERSION)
     text = TEXT["formats.md"].split("The root group carries")[1].split("\n\n")[0]
     names = {*spec.ROOT_ATTRIBUTES, *spec.OPTIONAL_ATTRIBUTES, *spec.ORIGIN_ATTRIBUTES}
     assert names <= set(re.findall(r"`(\w+)`", text))
@@ -406,6 +407,17 @@ def test_comments_and_options_move_to_lines_of_their_own():
     )
     python = f"```python\nx = call({', '.join(f'name{n}={n}' for n in range(9))}, more=1)  # shown above\n```"
     assert fitting.fitted(python).startswith("```python\n# shown above\nx = call(\n    name0=0")
+
+
+def test_the_page_of_formats_has_what_lies_in_a_field_set():
+    text = TEXT["formats.md"].split("## Field sets")[1].split("\n## ")[0]
+    files = (spec.SET_FACTS, f"{spec.SET_GROWN}00001.json", spec.SET_INDEX, spec.VALUES_PREFIX, spec.VALUES_SUFFIX)
+    objects = (f"{spec.VALUES_GROUP}/<field>", f"{spec.CRC32}/<field>", spec.MARKS, spec.CLAIM_SUFFIX)
+    names = {*spec.VALUES_ATTRIBUTES, *spec.SET_PARTS_KEYS, *spec.SET_FIELD_KEYS, *SET_KEYS, *BoundFile._fields}
+    assert not [each for each in (*files, *objects) if each not in text]
+    assert not [name for name in names if f"`{name}`" not in text]
+    assert f'"{spec.SET_FORMAT}", {spec.SET_VERSION}' in text
+    assert f'"{spec.VALUES_FORMAT}"' in text
 
 
 def test_the_api_page_lists_every_public_name():

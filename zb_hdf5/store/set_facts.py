@@ -196,7 +196,7 @@ class SetFacts:
         facts = {
             "format": SET_FORMAT,
             "version": SET_VERSION,
-            **{key: getattr(self, key) for key in _KEYS},
+            **{key: getattr(self, key) for key in SET_KEYS},
             "words": list(self.words),
             "fields": {field.name: field.to_json() for field in self.fields},
         }
@@ -212,7 +212,7 @@ class SetFacts:
                 fields=tuple(Field.from_json(name, each) for name, each in sorted(value["fields"].items())),
                 files=files_from_json(value["files"]),
                 words=tuple(value["words"]),
-                **{key: kind(value[key]) for key, kind in _KEYS.items()},
+                **{key: kind(value[key]) for key, kind in SET_KEYS.items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"{path}: expected the facts of a field set, found {error!r}; restore it") from error
@@ -227,7 +227,8 @@ class SetFacts:
         return found
 
 
-_KEYS: Final[dict[str, type[Any]]] = {
+#: Key of `set.json` -> its type, besides those of fields, files and words.
+SET_KEYS: Final[dict[str, type[Any]]] = {
     "name": str,
     "split": str,
     "about": str,

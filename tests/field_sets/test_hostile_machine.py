@@ -23,6 +23,7 @@ from zb_hdf5 import (
     open_corpus,
     open_field_set,
 )
+from zb_hdf5.field import has_nan
 from zb_hdf5.store.found_set import parts_in
 from zb_hdf5.store.value_part import read_layout
 
@@ -365,6 +366,30 @@ def test_numbers_of_sixteen_bits_from_tensors_and_arrays(fresh):
         with Loader(fresh, fields=[f"{name}/x"]) as loader:
             step = next(loader)
         assert torch.equal(step[f"{name}/x"].float(), teacher(step["tokens"] % 1000).bfloat16().float())
+
+
+def test_not_a_number_is_found_by_its_bits():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    assert [has_nan(each) for each in every.reshape(-1, 1)] == np.isnan(every).tolist()
+    assert has_nan(every[::2])
+    assert not has_nan(every[:0])
+    assert has_nan(np.array([1.0, np.nan]))
+
+
+def test_records_in_any_order_are_written_to_their_places(fresh):
+    with open_field_set(fresh, "t", FIELDS, part_bytes=PART_BYTES) as found:
+        tokens = {
+            int(n): each
+            for s in found.missing(64, quiet=True)
+            for n, each in zip(s["records"], s["tokens"], strict=True)
+        }
+        numbers = np.random.default_rng(3).permutation(RECORDS)
+        for some in np.split(numbers, 12):
+            found.write(some, **values(np.stack([tokens[number] for number in some.tolist()])))
+        found.finish()
+    with Loader(fresh, fields=NAMES) as loader:
+        for step in loader:
+            require_values(step)
 
 
 def test_a_dataset_of_records_has_the_values_of_fields(fresh):

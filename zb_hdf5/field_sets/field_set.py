@@ -528,11 +528,14 @@ class FieldSet:
         if len(np.unique(numbers)) < len(numbers):
             raise ArgumentError(f"{self.folder}: expected each record once, found {numbers}")
         arrays = {field.name: self._checked(field, values[field.name], len(numbers)) for field in self.facts.fields}
-        order = numbers.argsort()
+        if (np.diff(numbers) < 0).any():
+            order = numbers.argsort()
+            numbers = numbers[order]
+            arrays = {name: each[order] for name, each in arrays.items()}
         if not self.facts.seq_len:
-            yield numbers[order], {name: each[order] for name, each in arrays.items()}
+            yield numbers, arrays
             return
-        yield from self._new_of_windows(numbers[order], {name: each[order] for name, each in arrays.items()})
+        yield from self._new_of_windows(numbers, arrays)
 
     def _checked(self, field: Field, values: Any, count: int) -> npt.NDArray[Any]:
         """Return the values of a field, of the stored dtype, shape (n, tokens, ...) or (n, ...)."""

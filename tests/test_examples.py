@@ -198,6 +198,14 @@ def test_a_run_without_matplotlib_ends_with_the_name_of_the_package(name, monkey
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_a_student_on_stored_values_equals_one_beside_its_teacher():
+    printed = run_example("distill.py")
+    assert "ended by SIGKILL" in printed
+    assert printed.count("✓") == 16
+    assert "All of it holds." in printed
+
+
 # --- books and chats --------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_bits_per_byte_of_books_fall_and_a_rerun_resumes(tmp_path):

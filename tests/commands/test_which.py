@@ -150,7 +150,7 @@ def test_info_counts_the_records_that_fill_no_step(tmp_path, store):
     assert "120 records: 24 steps of 5 x 16 on 1 rank\n" in succeed(zb, "info", store, "--batch-size", 5).stdout
     text = "120 records: 4 steps of 4 x 16 on 7 ranks, and 8 that drop_last=True leaves out"
     assert text in succeed(zb, "info", store, "--world-size", 7).stdout
-    assert "pass batch_size and seq_len" in run_zb("info", tmp_path / "s.npy", "--batch-size", 64).stderr
+    assert "is a token stream: pass seq_len" in run_zb("info", tmp_path / "s.npy", "--batch-size", 64).stderr
     assert "must divide the stored 16" in run_zb("info", store, "--seq-len", 5).stderr
 
 

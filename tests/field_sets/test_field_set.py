@@ -19,6 +19,7 @@ from zb_hdf5 import (
     ChecksumError,
     ConvertError,
     Field,
+    FormatError,
     IncompleteError,
     Loader,
     MixedLoader,
@@ -427,6 +428,64 @@ def test_what_is_wrong_is_named(fresh, made):
         open_field_set(fresh, "other", fields)
     with pytest.raises(BackendError, match="holds no documents"):
         open_field_set(fresh, "other", fields[1:])
+
+
+def test_fields_of_one_name_are_refused(fresh):
+    with pytest.raises(ArgumentError, match="ids"):
+        open_field_set(fresh, "twice", [Field("ids", np.dtype("i4")), Field("ids", np.dtype("i8"))])
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 0),
+        ({"RANK": "1", "WORLD_SIZE": "3"}, 1),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, 2),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, 0),  # of a batch script, which is one process outside of any step
+        ({"ARRAY": "30 10 10 3"}, 2),
+        ({"ARRAY": "5 4 1 3", "RANK": "0", "WORLD_SIZE": "3"}, 1),
+    ],
+)
+def test_a_job_begins_with_the_parts_of_its_number(fresh, monkeypatch, environment, expected):
+    names = [f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "MIN", "STEP", "COUNT")]
+    for name in (*names, "RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    of_array = environment.pop("ARRAY", "").split() if "ARRAY" in environment else []
+    for name, value in {**environment, **dict(zip(names, of_array, strict=False))}.items():
+        monkeypatch.setenv(name, value)
+    with open_field_set(fresh, "teacher", FIELDS, part_bytes=PART_BYTES) as found:
+        step = next(iter(found.missing(batch_size=8, quiet=True)))
+        assert int(step["records"][0]) == (0, 192, 384)[expected]  # the first records of thirds of the parts
+
+
+@pytest.mark.parametrize(
+    ("file", "section", "change", "said"),
+    [
+        ("index.json", "parts", lambda parts: {**parts, "records": parts["records"][:-1]}, "records"),
+        (
+            "index.json",
+            "parts",
+            lambda parts: {**parts, "path": ["other.values", *parts["path"][1:]]},
+            "names of parts",
+        ),
+        ("index.json", "field ids", lambda arrays: {**arrays, "crc32": ["x"] * len(arrays["crc32"])}, "crc32"),
+        ("index.json", "version", lambda _: 99, "version"),
+        ("set.json", "files", lambda files: {**files, "digest": files["digest"][1:]}, "digest"),
+        ("set.json", "fields", lambda _: [], "fields"),
+        ("set.json", "words", lambda _: [1], "words"),
+    ],
+)
+def test_descriptions_of_a_set_that_no_version_wrote_are_named(fresh, file, section, change, said):
+    """A text without the seal may be somebody's own."""
+    fill(fresh)
+    path = fresh / "fields/teacher/train" / file
+    value = json.loads(path.read_text())
+    del value["check"]
+    value[section] = change(value[section])
+    path.write_text(json.dumps(value))
+    with pytest.raises(FormatError, match=said) as refused, Loader(fresh, fields=NAMES):
+        pass
+    assert str(path) in str(refused.value)
 
 
 def test_tokens_and_the_index_of_a_store_are_never_touched(fresh):

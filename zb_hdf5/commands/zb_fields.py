@@ -37,16 +37,10 @@ def set_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     @_place_option("--path", "folder", type=LOCAL, help="The folder of the set. [default: with the tokens]")
     @functools.wraps(command)
     def run(path: Path, name: str, split: str, folder: Path | None, **given: Any) -> Any:
-        from zb_hdf5.errors import NotFoundError
-        from zb_hdf5.spec import SET_FACTS
-        from zb_hdf5.store.found_set import set_folder, sets_of
-        from zb_hdf5.store.set_facts import SetFacts
+        from zb_hdf5.store.found_set import facts_at, set_folder
 
         place = folder or set_folder(path, name, split)
-        if not (place / SET_FACTS).exists():
-            there = ", ".join(f"{each} ({of})" for each, of in sets_of(path)) or "none"
-            raise NotFoundError(f"{place}: there is no field set {name!r}; of {path} there are: {there}")
-        return command(found=SetFolder(place, SetFacts.load(place)), **given)
+        return command(found=SetFolder(place, facts_at(place, name, path)), **given)
 
     return run
 

@@ -122,7 +122,7 @@ class ClaimedRange:
         for part, row, values in pieces:
             part.mark(row, values)
             start = part.layout.first + row - self.first
-            self.there[start : start + _rows(values)] = True
+            self.there[start : start + num_rows(values)] = True
 
     def _in_parts(
         self, record: int, values: Mapping[str, npt.NDArray[Any]]
@@ -130,10 +130,10 @@ class ClaimedRange:
         """Return the values of a run of records in each part."""
         found = []
         done = 0
-        while done < _rows(values):
+        while done < num_rows(values):
             part = self._parts[bisect_right(self._firsts, record + done) - 1]
             row = record + done - part.layout.first
-            take = min(_rows(values) - done, part.layout.records - row)
+            take = min(num_rows(values) - done, part.layout.records - row)
             found.append((part, row, {name: rows[done : done + take] for name, rows in values.items()}))
             done += take
         return found
@@ -167,5 +167,6 @@ class ClaimedRange:
         self._claim.release()
 
 
-def _rows(values: Mapping[str, npt.NDArray[Any]]) -> int:
+def num_rows(values: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Return how many records some values are of."""
     return len(next(iter(values.values())))

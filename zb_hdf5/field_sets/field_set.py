@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
@@ -25,13 +26,14 @@ from zb_hdf5.errors import (
     counted,
     parse_size,
 )
-from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name
-from zb_hdf5.field_sets.claimed_range import ClaimedRange, RecordRun
+from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name, parse_fields
+from zb_hdf5.field_sets.claimed_range import ClaimedRange, RecordRun, num_rows
 from zb_hdf5.field_sets.missing_steps import MissingReader, StepOptions, WantedRecords, wanted_steps
 from zb_hdf5.field_sets.part_claim import STALE_S
 from zb_hdf5.field_sets.set_upkeep import RangeState, damaged_records, finish_set, range_states, state_of
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
@@ -55,12 +57,9 @@ if TYPE_CHECKING:
 
 #: The kinds of a field as people write them: a dtype, with a shape, or a `Field`.
 FieldKinds: TypeAlias = Mapping[str, Any] | Sequence[Field]
-#: Variables that number the jobs of an array or of one start, and those that count them.
-_JOB_VARIABLES: Final = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
+#: The variables of a job of an array in Slurm: its number, that of the first job, the step from one number to the
+#: next, and how many jobs there are.
+_ARRAY_VARIABLES: Final = tuple(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "MIN", "STEP", "COUNT"))
 
 
 def open_field_set(
@@ -166,7 +165,7 @@ def open_field_set(
                 words=tuple(words),
             )
             _make(folder, asked, corpus, parse_size(part_bytes) if isinstance(part_bytes, str) else part_bytes)
-        facts = _load(folder, name, corpus, asked if fields is not None else None)
+        facts = _load(folder, name, corpus.path, files, asked if fields is not None else None)
         return FieldSet(folder, facts, corpus, stale_s, closes=corpus is not source)
 
 
@@ -232,12 +231,8 @@ def _records_of(corpus: Corpus, seq_len: int | None, stride: int | None) -> tupl
 def _parsed(fields: FieldKinds) -> tuple[Field, ...]:
     """Return the fields of a set, in the order of their names."""
     if isinstance(fields, Mapping):
-        found = [each if isinstance(each, Field) else _field_of(name, each) for name, each in fields.items()]
-    else:
-        found = list(fields)
-    if wrong := [each for each in found if not isinstance(each, Field)]:
-        raise ArgumentError(f"fields: expected names and their dtypes, found {wrong[0]!r}")
-    return tuple(sorted(found, key=lambda field: field.name))
+        return parse_fields(each if isinstance(each, Field) else _field_of(name, each) for name, each in fields.items())
+    return parse_fields(fields)
 
 
 def _field_of(name: str, described: Any) -> Field:
@@ -245,12 +240,8 @@ def _field_of(name: str, described: Any) -> Field:
     has_shape = isinstance(described, tuple) and len(described) == 2
     dtype, shape = described if has_shape else (described, ())
     kind = BFLOAT16 if str(dtype) in (BFLOAT16, f"torch.{BFLOAT16}") else ""
-    try:
-        found = np.dtype(np.uint16 if kind else dtype)
-        sizes = tuple(map(int, (shape,) if isinstance(shape, int) else shape))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"field {name}: expected a dtype, or (dtype, shape), found {described!r}") from error
-    return Field(name, found, sizes, allow_nan=False, kind=kind)
+    [found] = parse_fields({name: (np.uint16 if kind else dtype, (shape,) if isinstance(shape, int) else shape)})
+    return replace(found, allow_nan=False, kind=kind)
 
 
 def _make(folder: Path, asked: SetFacts, corpus: Corpus, part_bytes: int | None) -> None:
@@ -280,18 +271,17 @@ def _require_space(folder: Path, facts: SetFacts) -> None:
         raise ConvertError(f"{folder}: takes {2 * facts.num_cells:,} files, and only {inodes.f_favail:,} are free")
 
 
-def _load(folder: Path, name: str, corpus: Corpus, asked: SetFacts | None) -> SetFacts:
+def _load(folder: Path, name: str, path: Path, files: tuple[BoundFile, ...], asked: SetFacts | None) -> SetFacts:
     """Read the facts of a set, compare them with a job and the tokens, and add files of tokens that came later."""
     if not (folder / SET_FACTS).exists():
         raise NotFoundError(f"{folder}: there is no field set {name!r}: pass its fields to make it")
-    files = bound_files(corpus)
     while True:
         facts = SetFacts.load(folder)
-        new = require_bound(facts, files, folder, corpus.path)
+        new = require_bound(facts, files, folder, path)
         if not new:
             break
         if facts.is_of_documents:
-            raise ArgumentError(f"{folder}: {corpus.path} has more documents now: make a new set for them")
+            raise ArgumentError(f"{folder}: {path} has more documents now: make a new set for them")
         number = len(list(grown_files(folder))) + 1
         text = sealed_text({"of": facts.name}, {"files": files_to_json(new)})
         publish_new(folder / f"{SET_GROWN}{number:05}.json", text)
@@ -495,7 +485,7 @@ class FieldSet:
             )
         for record, rows in runs:
             start = record - found.first
-            there = found.there[start : start + _rows_in(rows)]
+            there = found.there[start : start + num_rows(rows)]
             if there.any():
                 written = record + int(there.argmax())
                 self._end_if_complete(number)
@@ -505,7 +495,7 @@ class FieldSet:
                 )
         found.commit(runs)
         if self._progress is not None:
-            self._progress.advance(sum(_rows_in(rows) for _, rows in runs))
+            self._progress.advance(sum(num_rows(rows) for _, rows in runs))
         self._end_if_complete(number)
 
     def _end_if_complete(self, number: int) -> None:
@@ -642,10 +632,6 @@ class FieldSet:
         return f"{type(self).__name__}({str(self.folder)!r}, {self.facts.num_records:,} records, fields: {fields})"
 
 
-def _rows_in(rows: Mapping[str, npt.NDArray[Any]]) -> int:
-    return len(next(iter(rows.values())))
-
-
 def _as_array(values: Any, kind: str = "") -> npt.NDArray[Any]:
     """Return a tensor or an array as an array; numbers of 16 bits that numpy lacks as their bits."""
     is_tensor = hasattr(values, "detach")
@@ -663,11 +649,11 @@ def _job_of(job: int | None, num_jobs: int | None) -> tuple[int, int]:
     """Return the number of this job, and how many there are."""
     if job is not None or num_jobs is not None:
         return job or 0, num_jobs or (job or 0) + 1
-    for number, count in _JOB_VARIABLES:
-        if number in os.environ and os.environ.get(count, "").isdecimal():
-            first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0")) if "ARRAY" in number else 0
-            return (int(os.environ[number]) - first) % max(1, int(os.environ[count])), max(1, int(os.environ[count]))
-    return 0, 1
+    of_array = [os.environ.get(name, "") for name in _ARRAY_VARIABLES]
+    if all(map(str.isdecimal, of_array)):
+        number, first, step, count = map(int, of_array)
+        return (number - first) // max(1, step) % count, count
+    return resolve_rank()
 
 
 def _range_in(asked: tuple[int, int], num_records: int) -> tuple[int, int]:

@@ -25,7 +25,6 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import Crc32Rows, UnitTokens, checked, crc32_of
-from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, RemotePath
 from zb_hdf5.files.ranges import Extents, Run, open_ranges
@@ -56,6 +55,7 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.index import ShardIndex, find_index
+from zb_hdf5.store.parsed_arrays import plain_arrays, require_arrays, require_field
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.set_facts import SAMPLED, BoundFile, SetFacts, first_in_name, require_format
 from zb_hdf5.store.shard_table import ShardEntry
@@ -96,6 +96,27 @@ def sets_of(path: Path) -> list[tuple[str, str]]:
     if isinstance(folder, RemotePath) or not folder.is_dir():
         return []
     return sorted((found.parent.parent.name, found.parent.name) for found in folder.glob(f"*/*/{SET_FACTS}"))
+
+
+def facts_at(folder: Path, name: str, path: Path) -> SetFacts:
+    """Read the facts of the field set in a folder.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    name, path
+        The name of the set, and the path of its tokens, for the message.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    """
+    if not (folder / SET_FACTS).exists():
+        there = ", ".join(f"{each} ({split})" for each, split in sets_of(path)) or "none"
+        raise NotFoundError(f"{folder}: there is no field set {name!r}; of {path} there are: {there}")
+    return SetFacts.load(folder)
 
 
 def replaceable_names(folder: Path, names: str, dropped: Sequence[str] = ()) -> str:
@@ -231,19 +252,19 @@ class SetIndex:
         if not path.exists():
             raise NotFoundError(f"{path}: there is no such file: the field set {facts.name} is not finished")
         value = parse_sealed(read_text(path), path)
-        require_format(value, SET_FORMAT, SET_VERSION, path)
-        try:
-            parts = {key: [kind(each) for each in value["parts"][key]] for key, kind in SET_PARTS_KEYS.items()}
-            fields = {
-                field.name: {
-                    key: [kind(each) for each in value[f"field {field.name}"][key]]
-                    for key, kind in SET_FIELD_KEYS.items()
-                }
-                for field in facts.fields
-            }
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path}: expected the parts of a field set, found {error!r}; restore it") from error
+        where = str(path)
+        require_format(value, where)
+        parts = _arrays(value, "parts", SET_PARTS_KEYS, where)
+        fields = {field.name: _arrays(value, f"field {field.name}", SET_FIELD_KEYS, where) for field in facts.fields}
+        if [first_in_name(name) for name in parts["path"]] != parts["first"]:
+            raise FormatError(f"{where}: expected the names of parts, found {parts['path']}; restore it")
         return cls(parts, fields)
+
+
+def _arrays(value: Any, section: str, kinds: Mapping[str, type[Any]], where: str) -> dict[str, list[Any]]:
+    """Return the arrays of a section of the index; `FormatError` unless they are of their types and of one length."""
+    found = require_field(value, section, dict, where)
+    return plain_arrays(require_arrays(found, kinds, f"{where}: {section}"))
 
 
 def part_digest(facts: SetFacts, first: int, records: int, crc32: Mapping[str, npt.NDArray[np.uint32]]) -> str:
@@ -415,6 +436,32 @@ class SetCorpus(Corpus):
         return replace(self.meta, batch_size=windows.size, seq_len=windows.length)
 
 
+class FieldInPart(NamedTuple):
+    """The values of one field in a part.
+
+    Attributes
+    ----------
+    first, records
+        The first record, and how many.
+    path
+        The name of the part; "": nobody has begun it.
+    num_bytes
+        The size of the part.
+    offset, crc32_offset
+        The places of the values and of the crc32 rows.
+    crc32
+        The crc32 of these rows, in a set that is finished.
+    """
+
+    first: int
+    records: int
+    path: str = ""
+    num_bytes: int = 0
+    offset: int = 0
+    crc32_offset: int = 0
+    crc32: int = 0
+
+
 @dataclass(frozen=True)
 class FoundSet:
     """A field set that was found, and fits the tokens of a corpus.
@@ -427,95 +474,76 @@ class FoundSet:
         Its facts.
     access, verify
         How its values are read, as for `open_corpus`.
+    index
+        The index of a set that is finished; None: records may be missing.
     fills
-        The value of missing records for each field; None: the set must be finished.
+        The value of missing records for each field.
     """
 
     folder: Path
     facts: SetFacts
     access: str
     verify: str
-    fills: Mapping[str, float] | None
+    index: SetIndex | None
+    fills: Mapping[str, float]
 
     def corpus_of(self, name: str) -> SetCorpus:
         """Open the values of a field."""
         field = self.facts.field(name)
         meta = StoreMeta(1, self.facts.items(field), field.dtype, layout=BATCHES_LAYOUT, codec=NO_CODEC, field=field)
-        tokens = self._finished(meta, field) if self.fills is None else self._lacking(meta, field)
+        tokens = self._lacking(meta, field) if self.index is None else self._finished(self.index, meta, field)
         return SetCorpus(self.folder, meta, tokens, self.facts)
 
-    def _finished(self, meta: StoreMeta, field: Field) -> Tokens:
-        index = self._index
-        entries = [
-            self._entry(meta, field, path, first, records, num_bytes, offset, crc32_offset, crc32)
-            for path, num_bytes, first, records, offset, crc32_offset, crc32 in zip(
-                *(index.parts[key] for key in ("path", "bytes", "first", "records")),
-                *(index.fields[field.name][key] for key in ("offset", "crc32_offset", "crc32")),
-                strict=True,
-            )
-        ]
+    def _finished(self, index: SetIndex, meta: StoreMeta, field: Field) -> Tokens:
+        columns = [index.parts[key] for key in ("first", "records", "path", "bytes")]
+        columns += [index.fields[field.name][key] for key in ("offset", "crc32_offset", "crc32")]
+        entries = [self._entry(meta, field, FieldInPart(*each)) for each in zip(*columns, strict=True)]
         return SetValues(self.folder, ShardIndex(meta, entries), self.access, self.verify)
 
-    @cached_per_process
-    def _index(self) -> SetIndex:
-        return SetIndex.load(self.folder, self.facts)
-
-    def _entry(
-        self,
-        meta: StoreMeta,
-        field: Field,
-        path: str,
-        first: int,
-        records: int,
-        num_bytes: int,
-        offset: int,
-        crc32_offset: int,
-        crc32: int,
-    ) -> ShardEntry:
+    def _entry(self, meta: StoreMeta, field: Field, part: FieldInPart) -> ShardEntry:
         """Describe the values of a field in a part as a shard, whose batches are records."""
-        rows = Run(crc32_offset, 4 * CRC32_CHUNK_ROWS, -(-records // CRC32_CHUNK_ROWS))
+        rows = Run(part.crc32_offset, 4 * CRC32_CHUNK_ROWS, -(-part.records // CRC32_CHUNK_ROWS))
         return ShardEntry(
-            path=path,
+            path=part.path,
             backend="hdf5",
-            num_bytes=num_bytes,
-            num_batches=records,
-            token_count=self.facts.count(field, first, records),
+            num_bytes=part.num_bytes,
+            num_batches=part.records,
+            token_count=self.facts.count(field, part.first, part.records),
             sha256=NO_SHA256,
-            crc32=crc32,
-            columns={meta.column: (Run(offset, meta.batch_bytes, records),), CRC32: (rows,)},
+            crc32=part.crc32,
+            columns={meta.column: (Run(part.offset, meta.batch_bytes, part.records),), CRC32: (rows,)},
         )
 
     def _lacking(self, meta: StoreMeta, field: Field) -> Tokens:
         from zb_hdf5.store.value_part import ValuePart  # h5py, which finished values do not need
 
         fill = self._fill_of(field)
-        entries: list[ShardEntry] = []
+        parts: list[FieldInPart] = []
         rows: dict[int, PartRows] = {}
         done = 0
         for first, path in parts_in(self.folder):
             if first > done:
-                entries.append(self._entry(meta, field, "missing", done, first - done, 0, 0, 0, 0))
+                parts.append(FieldInPart(done, first - done))
             with closing(ValuePart(path, self.facts)) as part:  # of thousands, so each is closed before the next one
-                rows[len(entries)] = PartRows(part.is_there(), part.crc32(field))
+                rows[len(parts)] = PartRows(part.is_there(), part.crc32(field))
             layout = part.layout
             places = layout.num_bytes, layout.values[field.name], layout.crc32[field.name]
-            entries.append(self._entry(meta, field, path.name, first, layout.records, *places, 0))
+            parts.append(FieldInPart(first, layout.records, path.name, *places))
             done = first + layout.records
         if done < self.facts.num_records:
-            entries.append(self._entry(meta, field, "missing", done, self.facts.num_records - done, 0, 0, 0, 0))
-        index = ShardIndex(meta, entries)
+            parts.append(FieldInPart(done, self.facts.num_records - done))
+        index = ShardIndex(meta, [self._entry(meta, field, part) for part in parts])
         return LackingValues(self.folder, index, self.access, self.verify, rows=rows, fill=fill)
 
     def _fill_of(self, field: Field) -> npt.NDArray[Any]:
         """Return the value of a field in records that are missing."""
-        fills = self.fills or {}
-        if field.name in fills:
-            return field.filled(fills[field.name])
+        if field.name in self.fills:
+            return field.filled(self.fills[field.name])
         if field.fill is not None:
             return field.filled(field.fill)
         raise ArgumentError(
             f"{self.folder}: is not finished: expected a value of {field.name} for missing records in allow_missing, "
-            f"found {dict(fills)}"
+            f"found {dict(self.fills)}"
         )
 
 
@@ -545,30 +573,24 @@ def found_set(
         If values are missing.
     """
     folder = set_folder(corpus.path, name, split_of(corpus)) if path is None else path
-    if not (folder / SET_FACTS).exists():
-        there = ", ".join(sorted({each for each, _ in sets_of(corpus.path)})) or "none"
-        raise NotFoundError(f"{folder}: there is no field set {name!r}; of {corpus.path} there are: {there}")
-    facts = SetFacts.load(folder)
-    files = bound_files(corpus)
-    new = require_bound(facts, files, folder, corpus.path)
+    facts = facts_at(folder, name, corpus.path)
+    new = require_bound(facts, bound_files(corpus), folder, corpus.path)
     if any(file.digest.startswith(SAMPLED) for file in facts.files):
         note(f"{folder}: bound by a sample: no digest of the tokens of {corpus.path} is stored")
     if new:
         facts = facts.grown(new)
-    if allow_missing is None:
-        _require_finished(folder, facts)
+    index = _whole_index(folder, facts) if allow_missing is None else None
     access = corpus.access if corpus.access in ("auto", "mmap", "pread") else "auto"
     verify = "none" if corpus.verify == "none" else "batch"
-    fills = None if allow_missing is None else dict(allow_missing)
-    return FoundSet(folder, facts, access, verify, fills)
+    return FoundSet(folder, facts, access, verify, index, dict(allow_missing or {}))
 
 
-def _require_finished(folder: Path, facts: SetFacts) -> None:
-    """Raise `IncompleteError` unless a set has values for all records, and was finished."""
+def _whole_index(folder: Path, facts: SetFacts) -> SetIndex:
+    """Return the index of a set; `IncompleteError` unless it was finished, and has values for all records."""
     if (folder / SET_INDEX).exists():
         index = SetIndex.load(folder, facts)
         if index.has_all_of(facts):
-            return
+            return index
         missing = max(1, facts.num_records - sum(index.parts["records"]))  # the last one may have more tokens now
         found = f"{counted(missing, 'record')} of later files are missing"
     else:
@@ -589,14 +611,11 @@ def index_of(folder: Path, facts: SetFacts) -> SetIndex:
     }
     done = missing = 0
     for first, path in parts_in(folder):
-        part = ValuePart(path, facts)
-        try:
+        with closing(ValuePart(path, facts)) as part:
             missing += max(0, first - done) + int((~part.is_there()).sum())
-            layout = part.layout
-            done = first + layout.records
             crc32 = {field.name: part.crc32(field) for field in facts.fields}
-        finally:
-            part.close()
+        layout = part.layout
+        done = first + layout.records
         tokens = facts.tokens_of(first, layout.records)
         digest = part_digest(facts, first, layout.records, crc32)
         row = (path.name, layout.num_bytes, first, layout.records, tokens, digest)

@@ -17,6 +17,7 @@ from zb_hdf5.errors import ArgumentError, FormatError
 from zb_hdf5.field import UNITS, Field
 from zb_hdf5.files.publishing import disk_errors, fsync_directory, write_fully
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_FORMAT, SET_GROWN, SET_VERSION, VALUES_PREFIX, VALUES_SUFFIX
+from zb_hdf5.store.parsed_arrays import plain_arrays, require_array, require_arrays, require_field
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 
 #: Bytes of a part, unless a set has fewer than so many parts of that size.
@@ -205,17 +206,18 @@ class SetFacts:
     @classmethod
     def from_json(cls, text: str, path: Path) -> Self:
         """Return the facts in a text; `FormatError` if it has none, or damaged ones."""
+        where = str(path)
         value = parse_sealed(text, path)
-        require_format(value, SET_FORMAT, SET_VERSION, path)
+        require_format(value, where)
+        facts = {key: require_field(value, key, kind, where) for key, kind in SET_KEYS.items()}
+        words = require_array(value, "words", str, where)
+        files = files_from_json(require_field(value, "files", dict, where), where)
+        fields = require_field(value, "fields", dict, where)
         try:
-            return cls(
-                fields=tuple(Field.from_json(name, each) for name, each in sorted(value["fields"].items())),
-                files=files_from_json(value["files"]),
-                words=tuple(value["words"]),
-                **{key: kind(value[key]) for key, kind in SET_KEYS.items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"{path}: expected the facts of a field set, found {error!r}; restore it") from error
+            found = tuple(Field.from_json(name, each) for name, each in sorted(fields.items()))
+            return cls(fields=found, files=files, words=tuple(words), **facts)
+        except ArgumentError as error:
+            raise FormatError(f"{path}: {error}; restore it") from error
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -223,7 +225,8 @@ class SetFacts:
         path = folder / SET_FACTS
         found = cls.from_json(read_text(path), path)
         for later in grown_files(folder):
-            found = found.grown(files_from_json(parse_sealed(read_text(later), later)["files"]))
+            files = require_field(parse_sealed(read_text(later), later), "files", dict, str(later))
+            found = found.grown(files_from_json(files, str(later)))
         return found
 
 
@@ -242,11 +245,16 @@ SET_KEYS: Final[dict[str, type[Any]]] = {
 }
 
 
-def require_format(value: Any, expected: str, version: int, path: Path) -> None:
-    """Raise `FormatError` unless JSON is of a format and a version."""
-    found = (value.get("format"), value.get("version")) if isinstance(value, dict) else (None, None)
-    if found != (expected, version):
-        raise FormatError(f"{path}: expected {expected} version {version}, found {found[0]} version {found[1]}")
+#: Key of `files` -> JSON type of each element.
+_FILE_KEYS: Final = {"name": str, "num_tokens": int, "digest": str}
+
+
+def require_format(value: Any, where: str) -> None:
+    """Raise `FormatError` unless JSON is of a field set, in the version of this package."""
+    for key, expected in (("format", SET_FORMAT), ("version", SET_VERSION)):
+        found = require_field(value, key, type(expected), where)
+        if found != expected:
+            raise FormatError(f"{where}: expected {key} {expected!r}, found {found!r}")
 
 
 def files_to_json(files: Iterable[BoundFile]) -> dict[str, list[Any]]:
@@ -255,12 +263,10 @@ def files_to_json(files: Iterable[BoundFile]) -> dict[str, list[Any]]:
     return dict(zip(BoundFile._fields, map(list, columns), strict=True))
 
 
-def files_from_json(value: Any) -> tuple[BoundFile, ...]:
-    """Return the files of which JSON has the arrays."""
-    return tuple(
-        BoundFile(str(name), int(num_tokens), str(digest))
-        for name, num_tokens, digest in zip(*(value[key] for key in BoundFile._fields), strict=True)
-    )
+def files_from_json(value: dict[str, Any], where: str) -> tuple[BoundFile, ...]:
+    """Return the files of which JSON has the arrays; `FormatError` if it has others."""
+    arrays = plain_arrays(require_arrays(value, _FILE_KEYS, where))
+    return tuple(map(BoundFile, *arrays.values()))
 
 
 def grown_files(folder: Path) -> Iterator[Path]:

@@ -179,9 +179,8 @@ class Sharded(Tokens):
         """Return the facts of the values of a field, of files that were looked at: one look finds all fields."""
         if not self.found:
             return {}
-        from zb_hdf5.formats.inspection import (
-            column_with_fields,  # with h5py, which a store with an index does not need
-        )
+        # with h5py, which a store with an index does not need
+        from zb_hdf5.formats.inspection import column_with_fields
 
         of_field: dict[int, Column | FlatTokens] = {}
         for number, each in self.found.items():

@@ -177,8 +177,9 @@ class StoreCorpus(Corpus):
     def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
         values = self.index.table.values
         for path, num_tokens, sha256 in zip(values["path"], values["token_count"], values["sha256"], strict=True):
-            known = self.index.digests.get(path)
-            yield path, int(num_tokens), (known.sha256 if known else None) if sha256 == NO_SHA256 else sha256
+            made = self.index.digests.get(path)
+            known = None if made is None else made.sha256
+            yield path, int(num_tokens), known if sha256 == NO_SHA256 else sha256
 
     @property
     def verified(self) -> str:

@@ -21,7 +21,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
 from zb_hdf5.store.agreement import require_agreement
-from zb_hdf5.store.found_set import replaceable_names
+from zb_hdf5.store.set_place import replaceable_names
 from zb_hdf5.store.unchecked_file import open_chunks
 
 

@@ -43,8 +43,8 @@ from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing, refuse_result
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import INDEX_NAME
-from zb_hdf5.store.found_set import replaceable_names
 from zb_hdf5.store.live import LiveStoreWriter
+from zb_hdf5.store.set_place import replaceable_names
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 

@@ -30,7 +30,7 @@ from zb_hdf5 import (
     open_field_set,
 )
 from zb_hdf5.errors import NotFoundError
-from zb_hdf5.store.found_set import parts_in
+from zb_hdf5.store.set_index import parts_in
 
 SEQ_LEN = 32
 FIELDS = {"ids": ("i4", (4,)), "logprobs": ("f2", (4,))}

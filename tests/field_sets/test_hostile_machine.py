@@ -24,7 +24,7 @@ from zb_hdf5 import (
     open_field_set,
 )
 from zb_hdf5.field import has_nan
-from zb_hdf5.store.found_set import parts_in
+from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import read_layout
 
 SEQ_LEN = 8

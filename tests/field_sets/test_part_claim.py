@@ -15,7 +15,7 @@ import pytest
 
 from zb_hdf5 import Loader, UnavailableError, convert, open_field_set
 from zb_hdf5.field_sets.part_claim import PartClaim, claim_path, owner_of_claim, release_by_hand
-from zb_hdf5.store.found_set import parts_in
+from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import ValuePart
 
 SEQ_LEN = 64

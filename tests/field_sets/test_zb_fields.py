@@ -15,7 +15,7 @@ from zb_hdf5 import ArgumentError, ConvertError, Loader, convert, open_corpus, o
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import NotFoundError
 from zb_hdf5.field_sets.document_words import make_words
-from zb_hdf5.store.found_set import parts_in
+from zb_hdf5.store.set_index import parts_in
 
 LANGUAGES = ["en", "de", "fr", None]
 

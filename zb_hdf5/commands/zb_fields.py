@@ -37,7 +37,7 @@ def set_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     @_place_option("--path", "folder", type=LOCAL, help="The folder of the set. [default: with the tokens]")
     @functools.wraps(command)
     def run(path: Path, name: str, split: str, folder: Path | None, **given: Any) -> Any:
-        from zb_hdf5.store.found_set import facts_at, set_folder
+        from zb_hdf5.store.set_place import facts_at, set_folder
 
         place = folder or set_folder(path, name, split)
         return command(found=SetFolder(place, facts_at(place, name, path)), **given)
@@ -63,8 +63,8 @@ def zb_fields_list(path: Path) -> Output:
     \b
     Example: zb fields list data/train
     """
-    from zb_hdf5.store.found_set import set_folder, sets_of
     from zb_hdf5.store.set_facts import SetFacts
+    from zb_hdf5.store.set_place import set_folder, sets_of
 
     rows = []
     for name, split in sets_of(path):
@@ -108,7 +108,7 @@ def _summary(found: SetFolder) -> dict[str, Any]:
 
 def _is_finished(found: SetFolder) -> bool:
     from zb_hdf5.errors import NotFoundError
-    from zb_hdf5.store.found_set import SetIndex
+    from zb_hdf5.store.set_index import SetIndex
 
     try:
         return SetIndex.load(found.folder, found.facts).has_all_of(found.facts)

@@ -48,7 +48,7 @@ def zb_info(
     Example: zb info genome.h5 --batch-size 1 --seq-len 8192 --stride 7992
     """
     from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
-    from zb_hdf5.store.found_set import sets_of
+    from zb_hdf5.store.set_place import sets_of
 
     unfinished = interrupted(path)
     if unfinished is not None:

@@ -40,7 +40,7 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import verdict
-    from zb_hdf5.store.found_set import sets_of
+    from zb_hdf5.store.set_place import sets_of
     from zb_hdf5.store.verify import ShardReport, verify_store
 
     try:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from zb_hdf5.errors import ExistsError
 from zb_hdf5.field_sets.part_claim import PartClaim
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.store.found_set import parts_in
 from zb_hdf5.store.set_facts import SetFacts, part_name
+from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import ValuePart, make_part
 
 #: The first record of a run of consecutive ones, and field -> their values, C-contiguous, one row for each.

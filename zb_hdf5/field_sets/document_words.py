@@ -18,7 +18,8 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import CODE, UNITS, Field
-from zb_hdf5.field_sets.field_set import FieldSet, open_field_set
+from zb_hdf5.field_sets.asked_set import open_field_set
+from zb_hdf5.field_sets.field_set import FieldSet
 from zb_hdf5.formats.corpus import Corpus
 
 #: Documents whose metadata are read at once.

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,275 +16,27 @@ from zb_hdf5.errors import (
     ArgumentError,
     ClosedError,
     ConvertError,
-    NotFoundError,
-    Remedy,
     UnavailableError,
-    UnverifiableError,
     counted,
-    parse_size,
 )
-from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name, parse_fields
+from zb_hdf5.field import BFLOAT16, UNITS, Field
 from zb_hdf5.field_sets.claimed_range import ClaimedRange, RecordRun, num_rows
 from zb_hdf5.field_sets.missing_steps import MissingReader, StepOptions, WantedRecords, wanted_steps
-from zb_hdf5.field_sets.part_claim import STALE_S
 from zb_hdf5.field_sets.set_upkeep import RangeState, damaged_records, finish_set, range_states, state_of
-from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy, require_package
-from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
-from zb_hdf5.store.found_set import bound_files, require_bound, set_folder, split_of
-from zb_hdf5.store.opening import open_corpus
-from zb_hdf5.store.sealed_text import sealed_text
 from zb_hdf5.store.set_facts import (
-    SAMPLED,
-    BoundFile,
     SetFacts,
-    files_to_json,
-    grown_files,
-    maker_text,
-    publish_new,
-    records_in_part,
 )
-from zb_hdf5.text.tokenizers import require_tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: The kinds of a field as people write them: a dtype, with a shape, or a `Field`.
-FieldKinds: TypeAlias = Mapping[str, Any] | Sequence[Field]
 #: The variables of a job of an array in Slurm: its number, that of the first job, the step from one number to the
 #: next, and how many jobs there are.
 _ARRAY_VARIABLES: Final = tuple(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "MIN", "STEP", "COUNT"))
-
-
-def open_field_set(
-    source: str | os.PathLike[str] | Corpus,
-    name: str,
-    fields: FieldKinds | None = None,
-    *,
-    path: str | os.PathLike[str] | None = None,
-    about: str = ABOUT[0],
-    seq_len: int | None = None,
-    stride: int | None = None,
-    maker: object = "",
-    tokenizer: Any = None,
-    note: str = "",
-    words: Sequence[str] = (),
-    part_bytes: int | str | None = None,
-    require_digests: bool = False,
-    stale_s: float = STALE_S,
-) -> FieldSet:
-    """Open a field set to write values into it; the first job makes it, and others compare their arguments with it.
-
-    Tokens, `shards.json`, states and fingerprints are never touched.
-
-    Parameters
-    ----------
-    source
-        The tokens: a path for `open_corpus`, whose split for training is taken, or a corpus of one split.
-    name
-        The name of the set, as of a field.
-    fields
-        Name -> dtype, or (dtype, shape of the values of one token), or "bfloat16"; or `Field`s, whose `unit` is
-        "token", "record" or "document". NaN is refused, unless a `Field` allows it. None: the set is there.
-    path
-        The folder of the set. None: `fields/<name>/<split>/` in the store, or in `<path>.fields/` beside a lone file
-        or a folder of other files.
-    about
-        "next": the value at a token is about the token after it, as the probabilities that a model gives after it has
-        read this token. "token": it is about the token itself, as a weight. A loader with targets gives at each place
-        the value that is about its target in both cases.
-    seq_len, stride
-        For a stream: the window that the maker of the values sees, and how many tokens of it are new; `stride`, by
-        default `seq_len`, divides `seq_len`.
-    maker
-        Whatever names the maker: model, revision, commit. Text, or what JSON has.
-    tokenizer
-        The tokenizer of the maker, as for `load_tokenizer`: another one than that of the tokens is refused.
-    note
-        Free text.
-    words
-        The words of the codes, for a field of documents that `documents=["meta:<name>"]` of a `Loader` gives.
-    part_bytes
-        The bytes of a part, about, as a number or "1GiB". None: 8 GiB, or a 1,024th of the set where that is less,
-        but 64 MiB at least.
-    require_digests
-        Whether tokens without a stored digest are refused; else they are bound by a sample, which is noted.
-    stale_s
-        Seconds after which a part is taken over whose job has not touched it.
-
-    Raises
-    ------
-    ArgumentError
-        If the arguments contradict each other, the corpus, or the set that is there.
-    ChecksumError
-        If the set belongs to other tokens.
-    ConvertError
-        If the disk has too little space for a new set.
-    NotFoundError
-        If `fields` is None, and the set is not there.
-    UnverifiableError
-        If digests are required, and not stored.
-    StateError
-        If the tokens were made with another tokenizer.
-
-    Examples
-    --------
-    >>> with open_field_set("train-h5", "teacher", {"logprobs": ("f2", (64,))}) as teacher:  # doctest: +SKIP
-    ...     for step in teacher.missing(batch_size=8):
-    ...         teacher.write(step["records"], logprobs=top_k(model(step["tokens"])))
-    ...     teacher.finish()
-    """
-    if not is_field_name(name):
-        raise ArgumentError(f"expected a name of letters, digits and _ for a field set, found {name!r}")
-    corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
-    with on_failure(corpus.close if corpus is not source else lambda: None):
-        split = split_of(corpus)
-        folder = set_folder(corpus.path, name, split) if path is None else local_path(path)
-        files = bound_files(corpus)
-        if any(file.digest.startswith(SAMPLED) for file in files):
-            _note_sampled(corpus.path, require_digests)
-        if tokenizer is not None:
-            require_tokenizer(corpus.meta.tokenizer, tokenizer, corpus.path)
-        if fields is not None:
-            asked = _asked(
-                corpus,
-                files,
-                _parsed(fields),
-                _records_of(corpus, seq_len, stride),
-                name=name,
-                split=split,
-                about=about,
-                maker=maker_text(maker),
-                note=note,
-                words=tuple(words),
-            )
-            _make(folder, asked, corpus, parse_size(part_bytes) if isinstance(part_bytes, str) else part_bytes)
-        facts = _load(folder, name, corpus.path, files, asked if fields is not None else None)
-        return FieldSet(folder, facts, corpus, stale_s, closes=corpus is not source)
-
-
-def _asked(
-    corpus: Corpus,
-    files: tuple[BoundFile, ...],
-    fields: tuple[Field, ...],
-    records: tuple[int, int],
-    **facts: Any,
-) -> SetFacts:
-    """Return the facts of a set as a job asks for it, before it is cut into parts."""
-    is_of_documents = {field.unit == UNITS[2] for field in fields}
-    if len(is_of_documents) > 1:
-        raise ArgumentError(f"field set {facts['name']}: fields of documents are a set of their own")
-    record_tokens, seq_len = (0, 0) if True in is_of_documents else records
-    return SetFacts(
-        fields=fields,
-        record_tokens=record_tokens,
-        seq_len=seq_len,
-        num_documents=len(corpus.require_documents()) if True in is_of_documents else 0,
-        part_records=1,
-        files=files,
-        tokenizer=corpus.meta.tokenizer,
-        **facts,
-    )
-
-
-def _for_training(corpus: Corpus) -> Corpus:
-    """Return the split for training of a corpus that has several, and close the corpus of all."""
-    if corpus.training_split is None:
-        return corpus
-    with closing(corpus):
-        return corpus.split(corpus.training_split)
-
-
-def _note_sampled(path: Path, require_digests: bool) -> None:
-    if require_digests:
-        raise UnverifiableError(f"{path}: no digest of its tokens is stored", remedy=Remedy.DIGESTS, at=path)
-    note(f"{path}: no digest of its tokens is stored: a field set is bound to them by a sample")
-
-
-def _records_of(corpus: Corpus, seq_len: int | None, stride: int | None) -> tuple[int, int]:
-    """Return the new tokens of a record, and the tokens of a window of a stream; 0 for stored records."""
-    windows = corpus.windows
-    if windows is not None:
-        if seq_len not in (None, windows.length) or stride not in (None, windows.length):
-            raise ArgumentError(
-                f"{corpus.path}: its records have {windows.length:,} tokens: leave out seq_len and stride",
-                options=["seq_len"],
-            )
-        return windows.length, 0
-    if seq_len is None:
-        raise ArgumentError(
-            f"{corpus.path}: is a token stream: pass the seq_len of the windows that the maker of the values sees",
-            options=["seq_len"],
-        )
-    stride = seq_len if stride is None else stride
-    if seq_len < 1 or stride < 1 or seq_len % stride:
-        raise ArgumentError(f"expected a stride that divides seq_len={seq_len:,}, found {stride:,}")
-    return stride, seq_len
-
-
-def _parsed(fields: FieldKinds) -> tuple[Field, ...]:
-    """Return the fields of a set, in the order of their names."""
-    if isinstance(fields, Mapping):
-        return parse_fields(each if isinstance(each, Field) else _field_of(name, each) for name, each in fields.items())
-    return parse_fields(fields)
-
-
-def _field_of(name: str, described: Any) -> Field:
-    """Return a field of a dtype, and perhaps a shape."""
-    has_shape = isinstance(described, tuple) and len(described) == 2
-    dtype, shape = described if has_shape else (described, ())
-    kind = BFLOAT16 if str(dtype) in (BFLOAT16, f"torch.{BFLOAT16}") else ""
-    [found] = parse_fields({name: (np.uint16 if kind else dtype, (shape,) if isinstance(shape, int) else shape)})
-    return replace(found, allow_nan=False, kind=kind)
-
-
-def _make(folder: Path, asked: SetFacts, corpus: Corpus, part_bytes: int | None) -> None:
-    """Make the set in a folder, unless it is there: of several jobs exactly one does."""
-    if (folder / SET_FACTS).exists():
-        return
-    batch_records = 1 if corpus.windows is None or asked.is_of_documents else corpus.windows.size
-    batch_records = max(batch_records, asked.context_records + 1)
-    records = records_in_part(asked.num_records, asked.record_bytes, batch_records, part_bytes)
-    facts = asked.cut(records)
-    _require_space(folder, facts)
-    folder.mkdir(parents=True, exist_ok=True)
-    publish_new(folder / SET_FACTS, facts.to_json())
-
-
-def _require_space(folder: Path, facts: SetFacts) -> None:
-    """Raise `ConvertError` if the disk has less space, or fewer files, than all parts of a set need."""
-    there = folder
-    while not there.exists():
-        there = there.parent
-    needed = facts.num_records * facts.record_bytes
-    free = shutil.disk_usage(there).free
-    inodes = os.statvfs(there)
-    if needed > free:
-        raise ConvertError(f"{folder}: its values take {needed:,} bytes, and only {free:,} are free")
-    if inodes.f_files and 2 * facts.num_cells > inodes.f_favail:
-        raise ConvertError(f"{folder}: takes {2 * facts.num_cells:,} files, and only {inodes.f_favail:,} are free")
-
-
-def _load(folder: Path, name: str, path: Path, files: tuple[BoundFile, ...], asked: SetFacts | None) -> SetFacts:
-    """Read the facts of a set, compare them with a job and the tokens, and add files of tokens that came later."""
-    if not (folder / SET_FACTS).exists():
-        raise NotFoundError(f"{folder}: there is no field set {name!r}: pass its fields to make it")
-    while True:
-        facts = SetFacts.load(folder)
-        new = require_bound(facts, files, folder, path)
-        if not new:
-            break
-        if facts.is_of_documents:
-            raise ArgumentError(f"{folder}: {path} has more documents now: make a new set for them")
-        number = len(list(grown_files(folder))) + 1
-        text = sealed_text({"of": facts.name}, {"files": files_to_json(new)})
-        publish_new(folder / f"{SET_GROWN}{number:05}.json", text)
-    if asked is not None:
-        facts.require_same(asked, folder)
-    return facts
 
 
 class FieldSet:

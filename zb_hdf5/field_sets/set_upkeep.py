@@ -15,8 +15,8 @@ from zb_hdf5.files.objects import list_objects, put_object
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import published, write_fully
 from zb_hdf5.spec import SET_FACTS, SET_INDEX
-from zb_hdf5.store.found_set import SetIndex, index_of, parts_in
 from zb_hdf5.store.set_facts import SetFacts, grown_files, part_name
+from zb_hdf5.store.set_index import SetIndex, index_of, parts_in
 from zb_hdf5.store.value_part import ValuePart
 
 

@@ -1,0 +1,81 @@
+"""The tokens that a field set is bound to: one split, file by file, each with its digest or that of a sample."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from zb_hdf5.errors import ArgumentError, ChecksumError
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.spec import DEFAULT_SPLIT
+from zb_hdf5.store.set_facts import SAMPLED, BoundFile, SetFacts
+from zb_hdf5.store.store_corpus import StoreCorpus
+
+#: Places that the digest of a sample covers, evenly over the tokens of a file, and the tokens of each.
+SAMPLED_PLACES: Final = 16
+SAMPLED_TOKENS: Final = 4096
+
+
+def split_of(corpus: Corpus) -> str:
+    """Return the one split of a corpus; `ArgumentError` if it has several."""
+    splits = set(corpus.index.table.values["split"]) if isinstance(corpus, StoreCorpus) else set()
+    if len(splits) > 1 or corpus.training_split is not None:
+        raise ArgumentError(
+            f"{corpus.path}: has several splits, and a field set is of one: take corpus.split({DEFAULT_SPLIT!r})"
+        )
+    return splits.pop() if splits else str(corpus.origin.get("split") or DEFAULT_SPLIT)
+
+
+def bound_files(corpus: Corpus) -> tuple[BoundFile, ...]:
+    """Return the files of the tokens of a corpus, each with its digest, or that of a sample where none is stored.
+
+    Raises
+    ------
+    ArgumentError
+        If the corpus still grows.
+    """
+    if not corpus.complete:
+        raise ArgumentError(f"{corpus.path}: still grows: values belong to tokens that are finished")
+    found = []
+    start = 0
+    for name, num_tokens, sha256 in corpus.file_facts():
+        digest = sha256 or sampled_digest(corpus.tokens, start, start + num_tokens)
+        found.append(BoundFile(name, num_tokens, digest))
+        start += num_tokens
+    return tuple(found)
+
+
+def sampled_digest(tokens: Tokens, start: int, stop: int) -> str:
+    """Return the digest of some tokens in a range, evenly over all of it, and of their number."""
+    digest = hashlib.sha256(f"{stop - start}:{tokens.dtype.str}".encode())
+    last = max(start, stop - SAMPLED_TOKENS)
+    for place in sorted({start + (last - start) * k // (SAMPLED_PLACES - 1) for k in range(SAMPLED_PLACES)}):
+        part = np.empty(min(SAMPLED_TOKENS, stop - place), tokens.dtype)
+        if len(part):
+            tokens.read([(place, part)])
+            digest.update(part)
+    return f"{SAMPLED}{digest.hexdigest()}"
+
+
+def require_bound(facts: SetFacts, files: Sequence[BoundFile], where: Path, path: Path) -> tuple[BoundFile, ...]:
+    """Return the files of a corpus that a field set has not seen yet, which come after the files that it has.
+
+    Raises
+    ------
+    ChecksumError
+        If the values belong to other tokens.
+    """
+    for number, expected in enumerate(facts.files):
+        found = files[number] if number < len(files) else BoundFile("no file", 0, "")
+        if not expected.is_same(found):
+            raise ChecksumError(
+                f"{where}: its values belong to other tokens than those of {path}: expected {expected.name} of "
+                f"{expected.num_tokens:,} tokens ({expected.digest[:16]}), found {found.name} of "
+                f"{found.num_tokens:,} tokens ({found.digest[:16] or 'no digest'})"
+            )
+    return tuple(files[len(facts.files) :])

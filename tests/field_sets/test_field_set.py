@@ -311,6 +311,8 @@ def test_records_are_written_once_more_if_that_is_asked_for(fresh):
         given = []
         for step in found.missing(batch_size=4, overwrite=(100, 110), quiet=True):
             given += step["records"].tolist()
+            with pytest.raises(IncompleteError, match="it is not finished"):  # its index would have the old values
+                Loader(fresh, fields=NAMES)
             found.write(step["records"], **wrong(step["tokens"]))
         assert given == [*range(100, 110)]
         found.finish()
@@ -389,6 +391,8 @@ def test_a_job_that_asks_for_another_set_is_refused_by_what_differs(fresh):
         arguments = {"fields": FIELDS, "maker": {"model": "a"}, **options}
         with pytest.raises(ArgumentError, match=f"was made with {found}"):
             open_field_set(fresh, "teacher", **arguments)
+    with pytest.raises(ArgumentError, match="was made with name='teacher', found name='student'"):
+        open_field_set(fresh, "student", FIELDS, maker={"model": "a"}, path=fresh / "fields/teacher/train")
 
 
 def test_what_is_wrong_is_named(fresh, made):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from zb_hdf5 import Loader, UnavailableError, convert, open_field_set
-from zb_hdf5.field_sets.part_claim import PartClaim, claim_path, owner_of_claim, release_by_hand
+from zb_hdf5.field_sets.part_claim import PartClaim, claim_path, drop_leftovers, owner_of_claim, release_by_hand
 from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import ValuePart
 
@@ -127,6 +127,23 @@ def test_a_live_owner_keeps_its_claim_until_it_is_silent_for_long(tmp_path):
     first.release()  # which leaves the claim of the other one
     second.hold()
     second.release()
+
+
+def test_a_file_of_a_killed_process_beside_a_claim_is_removed_once_it_is_old(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from zb_hdf5.field_sets.part_claim import PartClaim as P\n"
+        "os.link = lambda *_: os._exit(9)\n"
+        "P.take(Path(sys.argv[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "part"], check=False).returncode == 9
+    [left] = tmp_path.iterdir()
+    drop_leftovers(tmp_path)
+    assert left.exists()  # its maker may be about to claim
+    os.utime(left, (time.time() - 3600,) * 2)
+    claim = PartClaim.take(tmp_path / "part")
+    drop_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == [claim.path]
+    claim.release()
 
 
 def test_a_claim_is_released_by_hand(tmp_path):

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from zb_hdf5.errors import ExistsError
 from zb_hdf5.field_sets.part_claim import PartClaim
 from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.publishing import fsync_directory
+from zb_hdf5.spec import SET_INDEX
 from zb_hdf5.store.set_facts import SetFacts, part_name
 from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import ValuePart, make_part
@@ -35,11 +37,12 @@ class ClaimedRange:
 
     def __init__(self, folder: Path, facts: SetFacts, number: int, claim: PartClaim) -> None:
         self.first, self.stop = facts.cell(number)
+        self._folder = folder
         self._facts = facts
         self._claim = claim
         self._parts: list[ValuePart] = []
         with on_failure(self.close):
-            self._open_parts(folder)
+            self._open_parts()
             if claim.is_taken_over:
                 self._drop_damaged()
             self.there = np.concatenate([part.is_there() for part in self._parts])
@@ -59,21 +62,21 @@ class ClaimedRange:
         with on_failure(claim.release):
             return cls(folder, facts, number, claim)
 
-    def _open_parts(self, folder: Path) -> None:
+    def _open_parts(self) -> None:
         """Open the parts of the range, and make those that it lacks: the tokens may have grown since it had one."""
-        there = [(first, path) for first, path in parts_in(folder) if self.first <= first < self.stop]
+        there = [(first, path) for first, path in parts_in(self._folder) if self.first <= first < self.stop]
         done = self.first
         for first, path in [*there, (self.stop, None)]:
             if done < first:
-                self._make(folder, done, first)
+                self._make(done, first)
                 done = first
             if path is not None:
                 self._parts.append(ValuePart(path, self._facts, writable=True))
                 done = first + self._parts[-1].layout.records
         self._firsts = [part.layout.first for part in self._parts]
 
-    def _make(self, folder: Path, first: int, stop: int) -> None:
-        path = folder / part_name(first)
+    def _make(self, first: int, stop: int) -> None:
+        path = self._folder / part_name(first)
         with suppress(ExistsError):  # by the owner of a claim that was taken over
             make_part(path, self._facts, first, stop - first)
         self._parts.append(ValuePart(path, self._facts, writable=True))
@@ -81,9 +84,14 @@ class ClaimedRange:
     def _drop_damaged(self) -> None:
         """Compare all marked records with their crc32; those that differ are missing again."""
         for part in self._parts:
-            bad = part.damaged()
-            if len(bad):
-                part.unmark(bad)
+            self._unmark(part, part.damaged())
+
+    def _unmark(self, part: ValuePart, rows: npt.NDArray[np.int64]) -> None:
+        """Take back the marks of some rows of a part: a set that lacks records is not finished, and has no index."""
+        if len(rows):
+            (self._folder / SET_INDEX).unlink(missing_ok=True)
+            fsync_directory(self._folder)
+            part.unmark(rows)
 
     def missing(self) -> npt.NDArray[np.int64]:
         """Return the records that are not written."""
@@ -95,7 +103,7 @@ class ClaimedRange:
         for part in self._parts:
             first, stop = part.layout.first, part.layout.first + part.layout.records
             rows = records[(records >= first) & (records < stop)] - first
-            part.unmark(rows[part.is_there()[rows]])
+            self._unmark(part, rows[part.is_there()[rows]])
         self.there[records - self.first] = False
 
     def commit(self, runs: Sequence[RecordRun]) -> None:

@@ -84,7 +84,8 @@ class FieldSet:
         The parts of this job come first, then those that nobody has claimed. It ends when nothing is unclaimed, and
         notes how many records others have. Each step is a dictionary as of a `Loader`, and has "records" (int64), the
         numbers that `write` takes; of a stream these are windows, and the last one may have fewer tokens. A set of
-        documents gives their numbers alone.
+        documents gives their numbers alone. Records that are given and not written stay claimed until the set is
+        closed.
 
         Parameters
         ----------
@@ -94,7 +95,8 @@ class FieldSet:
             The number of this job, and how many there are. None: those of Slurm's array, else rank and world size,
             else 0 of 1. Any others may go on later.
         overwrite
-            The first record, and the end, of records that are given and written once more.
+            The first record, and the end, of records that are given and written once more; a finished set is to be
+            finished again then.
         quiet
             Whether no progress is shown.
         **options

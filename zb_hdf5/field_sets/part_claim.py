@@ -230,6 +230,14 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+def drop_leftovers(folder: Path, stale_s: float = STALE_S) -> None:
+    """Remove claims beside their names, of processes that were killed while they made them, once they are old."""
+    for path in folder.glob(f"*{CLAIM_SUFFIX}.*"):
+        with contextlib.suppress(FileNotFoundError):
+            if age_s(path) > stale_s:
+                path.unlink()
+
+
 def release_by_hand(part: Path) -> Owner | None:
     """Remove the claim on a part, whoever has it; return its owner, or None.
 

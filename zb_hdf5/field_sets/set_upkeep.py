@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zb_hdf5.errors import ArgumentError, UnavailableError
 from zb_hdf5.field_sets.claimed_range import ClaimedRange
-from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, owner_of_claim, release_by_hand
+from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, drop_leftovers, owner_of_claim, release_by_hand
 from zb_hdf5.files.objects import list_objects, put_object
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import published, write_fully
@@ -75,6 +75,7 @@ def finish_set(folder: Path, facts: SetFacts, stale_s: float = STALE_S) -> str:
         if found is None:
             raise UnavailableError(f"{claim}: {owner_of_claim(claim) or 'another process'} still writes")
         found.end()
+    drop_leftovers(folder, stale_s)
     index = index_of(folder, facts)
     with published(folder / SET_INDEX, overwrite=True) as file:
         write_fully(file.fd, index.to_json().encode(), 0)

@@ -178,7 +178,7 @@ class SetFacts:
 
     def require_same(self, asked: SetFacts, where: Path) -> None:
         """Raise `ArgumentError` unless a job asks for the set that another one has made."""
-        for key in ("fields", "about", "record_tokens", "seq_len", "num_documents", "maker", "words"):
+        for key in ("name", "fields", "about", "record_tokens", "seq_len", "num_documents", "maker", "words"):
             found, expected = getattr(asked, key), getattr(self, key)
             if found != expected:
                 raise ArgumentError(f"{where}: this field set was made with {key}={expected!r}, found {key}={found!r}")

@@ -641,6 +641,8 @@ RECIPES = {
     "Checkpoints of torch.distributed": "torch",
     "The Trainer of Hugging Face": "transformers",
     "TRL": "trl",
+    "Values of a teacher: a plain loop": "torch",
+    "Values of a teacher: TRL": "trl",
     "accelerate": "accelerate",
     "Lightning": "lightning",
     "Lightning Fabric": "lightning",
@@ -692,7 +694,7 @@ assert set(next(iter(held_out))) == set(batch)
 """,
 }
 #: Recipes whose framework chooses the order, or whose evaluation is one of a part of the data.
-OWN_ORDER = {"The Trainer of Hugging Face", "TRL"}
+OWN_ORDER = {"The Trainer of Hugging Face", "TRL", "Values of a teacher: TRL"}
 OF_A_PART = {"Megatron-LM"}
 #: Recipe -> its processes, each of which takes four steps.
 WORKERS = {"Ray Train": 2}
@@ -715,12 +717,22 @@ def test_every_recipe_runs_or_says_that_it_does_not():
 
 @pytest.fixture(scope="module")
 def store_of_recipes(tmp_path_factory):
-    """Return a store of packed documents with two splits."""
+    """Return a store of packed documents with two splits, each with the values of a teacher."""
     folder = tmp_path_factory.mktemp("recipes")
     rows = [[*(np.arange(number, number + 50) % 300).tolist()] for number in range(400)]
     (folder / "ids.jsonl").write_text("".join(f'{{"input_ids": {row}}}\n' for row in rows))
     how = {"batch_size": 8, "seq_len": 64, "packing": "concat", "val_fraction": 0.2, "workers": 1}
     zb_hdf5.convert(folder / "ids.jsonl", "hdf5", folder / "train-h5", source_format="hf", **how)
+    kinds = {"ids": ("i4", (8,)), "logprobs": ("f2", (8,))}
+    for split in ("train", "val"):
+        with (
+            zb_hdf5.open_corpus(folder / "train-h5", split=split) as corpus,
+            zb_hdf5.open_field_set(corpus, "teacher", kinds) as taught,
+        ):
+            for step in taught.missing(batch_size=50, quiet=True):
+                ids = (step["tokens"].numpy()[..., None] + np.arange(8)) % 300
+                taught.write(step["records"], ids=ids, logprobs=np.full(ids.shape, np.log(1 / 8)))
+            taught.finish()
     return folder / "train-h5"
 
 

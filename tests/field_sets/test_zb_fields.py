@@ -111,10 +111,19 @@ def test_a_store_with_sets_is_replaced_only_if_they_are_named(written):
         assert corpus.windows.size == 8
 
 
+def test_a_repair_leaves_sets_where_they_are(written):
+    finish(written)
+    [shard] = written.glob("*.h5")
+    with open(shard, "r+b") as file:
+        file.truncate(shard.stat().st_size - 10)
+    assert f"w: stay with {written}" in succeed(zb, "repair", written).stdout
+    assert (written / "fields/w/train/index.json").exists()
+
+
 def test_a_rebuilt_index_leaves_sets_alone(written):
     finish(written)
     (written / "shards.json").unlink()
-    succeed(zb, "index", "rebuild", written)
+    assert "w: as they were; compared with the tokens" in succeed(zb, "index", "rebuild", written).stdout
     with Loader(written, fields=["w/w"]) as loader:
         for step in loader:
             assert torch.equal(step["w/w"], step["tokens"].float())

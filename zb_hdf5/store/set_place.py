@@ -42,6 +42,11 @@ def sets_of(path: Path) -> list[tuple[str, str]]:
     return sorted((found.parent.parent.name, found.parent.name) for found in folder.glob(f"*/*/{SET_FACTS}"))
 
 
+def set_names(path: Path) -> list[str]:
+    """Return the names of the field sets that lie with a path, in order."""
+    return list(dict.fromkeys(name for name, _ in sets_of(path)))
+
+
 def facts_at(folder: Path, name: str, path: Path) -> SetFacts:
     """Read the facts of the field set in a folder.
 

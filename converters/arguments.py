@@ -63,6 +63,7 @@ def convert(
     live: bool | None = None,
     tokens_only: bool | None = None,
     note: str | None = None,
+    field_set: tuple[str, ...] | None = None,
     shards: int | None = None,
     shard_size: int | str | None = None,
     shard_per_source: bool | None = None,
@@ -186,6 +187,9 @@ def convert(
         Leave fields and documents behind, which `.batch` and `.npy` files do not hold.
     note
         Words for people, which the store keeps: its origin, its licence.
+    field_set
+        The names of the field sets of a store that are copied with its tokens, such as ("teacher",); () leaves all
+        behind. By default a copy of the same records keeps all that are finished.
     shards
         The number of shards.
     shard_size

@@ -150,6 +150,8 @@ class BatchSource(ABC):
         The shards that the source has; (): none.
     is_cut
         Whether they are the shards that were asked for.
+    keeps_records
+        Whether the records are those of its path, all of them and in their order.
     has_pieces
         Whether the parts of documents in the records are known.
     document_files, document_parts
@@ -173,6 +175,7 @@ class BatchSource(ABC):
     origin: dict[str, Any] | None = None
     shards: Sequence[SourceShard] = ()
     is_cut: bool = False
+    keeps_records: bool = False
     has_pieces: bool = False
     document_files: Sequence[Path] = ()
     document_parts: tuple[DocumentPart, ...] = ()

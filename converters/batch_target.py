@@ -17,10 +17,9 @@ from zb_hdf5.converters.journal import Finished, digests_of, meta_from_json, req
 from zb_hdf5.converters.plan import COMMIT_BYTES, BatchRange, TargetFiles, Task
 from zb_hdf5.documents.document_table import DocumentPart, check_documents, write_joined
 from zb_hdf5.documents.metadata import TableInfo
-from zb_hdf5.documents.table_file import copy_table
 from zb_hdf5.documents.table_writer import PiecesWriter
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.publishing import flush_in_parts, partial_path
+from zb_hdf5.files.publishing import copy_published, flush_in_parts, partial_path
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import CRC32_SUFFIX, PIECES_SUFFIX, documents_path, pieces_path
@@ -115,7 +114,7 @@ class BatchFiles(TargetFiles):
         if FORMATS[self.format].tokens_only:
             return
         for path, table in zip(source.document_files, source.document_parts, strict=True):
-            copy_table(path, folder / table.path)
+            copy_published(path, folder / table.path)
             check_documents(folder / table.path, table)
 
     def index(self, folder: Path, facts: Mapping[str, Any], finished: Sequence[Finished]) -> ShardIndex:

@@ -14,6 +14,8 @@ from zb_hdf5.converters.option import Option, Taking
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, GroupedOption
 
+#: The word for no names, of an option that has some by default.
+NO_NAMES: Final = "none"
 #: The heading of each group of options in the help.
 GROUP_HEADINGS: Final = {group: f"{group.capitalize()} ({subject})" for group, subject in OPTION_GROUPS.items()}
 
@@ -33,7 +35,8 @@ def _codec(text: str) -> str:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Return the names in a text; "none" stands for no name."""
+    return () if text == NO_NAMES else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 #: The type of the values of an option, by its kind.

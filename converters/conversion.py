@@ -340,6 +340,13 @@ class OutputOptions:
         where=Pair.has_an_index,
         of_trainers=False,
     )
+    field_set: tuple[str, ...] | None = option(
+        "names",
+        "Field sets that are copied with the tokens, of a copy of the same records; none: leave all behind.",
+        by(Role.STORES, Role.ANY_HDF5, words="all that are finished"),
+        where=Pair.may_have_sets,
+        of_live=False,
+    )
     shards: int | None = option(
         "positive",
         "Number of shards.",

@@ -44,6 +44,7 @@ def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Wo
     cuts = [(part.start, part.stop) for part in (cast(BatchRange, task.part) for task in plan.tasks)]
     shuffle = choose_shuffle(source, settings.work.shuffle_method, cuts, memory, num_readers)
     sizes = [task.num_bytes for task in plan.tasks]
+    num_bytes = sum(sizes) + plan.sets.num_bytes
     folder = target.path.absolute().parent
     free = free_room(folder)
     num_workers = min(workers.engine.workers, len(cuts))
@@ -57,7 +58,7 @@ def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Wo
         dtype=meta.dtype.name,
         num_shards=len(cuts),
         largest_shard_bytes=max(sizes),
-        total_bytes=sum(sizes),
+        total_bytes=num_bytes,
         uint16_would_save_bytes=num_tokens * UINT16_SAVES if source.lacks_vocab_size else 0,
         inodes=plan.inodes,
         workers=num_workers,
@@ -65,7 +66,7 @@ def _of_batches(plan: Plan, source: BatchSource, settings: Settings, workers: Wo
         shuffle=str(shuffle),
         temp_bytes=temp_bytes,
         free=free,
-        lack=lack_of_room(folder, free, sum(sizes) + temp_bytes - kept_of(settings), plan.inodes),
+        lack=lack_of_room(folder, free, num_bytes + temp_bytes - kept_of(settings), plan.inodes, plan.sets.num_bytes),
         seconds=seconds_of_batches(source, meta.codec, folder, workers=num_workers, temp_bytes=temp_bytes),
     )
 

@@ -32,7 +32,7 @@ from zb_hdf5.files.paths import RemotePath, read_whole, regular
 from zb_hdf5.files.publishing import LockedFolder, remove, remove_journals, write_atomically, write_fully
 from zb_hdf5.files.replaced_files import owner_of
 from zb_hdf5.signals import deliver_signals
-from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, stored_dtype
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SETS_FOLDER, stored_dtype
 
 #: Before the digest of a line, its last key.
 _CHECK: Final = ', "check": "'
@@ -336,7 +336,7 @@ class Journal:
     def _remove_unfinished(self) -> None:
         """Remove the leftovers of earlier runs of this part, but for finished files."""
         folder = self._folder.partial_path
-        kept: set[str] = set()
+        kept = {SETS_FOLDER}  # whose parts are compared with their digests
         mine: list[str] = []
         for number, task in self._tasks.items():
             names = [path.name for path in task.paths]

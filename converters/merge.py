@@ -11,6 +11,7 @@ from typing import Any
 from zb_hdf5 import ConvertError, FormatError, ShardIndex
 from zb_hdf5.converters.batch_plan import PLAN_VERSION
 from zb_hdf5.converters.batch_target import BatchFiles
+from zb_hdf5.converters.carried_sets import bind_sets
 from zb_hdf5.converters.conversion import STREAM, ShardRange
 from zb_hdf5.converters.journal import Finished, Record, journal_paths, read_journal, read_journals, require_same
 from zb_hdf5.converters.plan import TargetFiles
@@ -19,7 +20,7 @@ from zb_hdf5.converters.trainer_target import TrainerFiles
 from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
-from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SETS_FOLDER
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.set_place import replaceable_names
 from zb_hdf5.store.unchecked_file import open_chunks
@@ -70,6 +71,7 @@ def merge_parts(
             _require_sizes(waiting, target, finished)
         _remove_others(waiting, target, index)
         target.complete(waiting, index)
+        bind_sets(waiting / SETS_FOLDER, waiting)
     return index
 
 
@@ -102,7 +104,7 @@ def _require_sizes(folder: Path, target: TrainerFiles, finished: list[Finished])
 def _remove_others(folder: Path, target: TargetFiles, index: ShardIndex) -> None:
     """Remove files of an earlier plan."""
     named = {path.name for entry in index.shards for path in target.files(folder / entry.path)}
-    named |= {part.path for part in index.documents}
+    named |= {part.path for part in index.documents} | {SETS_FOLDER}
     for name in os.listdir(folder):
         if name not in named and not name.startswith(JOURNAL_PREFIX):
             remove(folder / name)

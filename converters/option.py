@@ -146,6 +146,10 @@ class Pair:
         drops_fields = Role.FOREIGN in self.roles and Role.ARRAYS in self.roles
         return drops_fields or self.is_of_trainer or takes_files_whole
 
+    def may_have_sets(self) -> bool:
+        """Return whether the target is a store of records, with which field sets may lie."""
+        return self._row is not None and self._row.holds_batches
+
     def has_shards_of_a_size(self) -> bool:
         """Return whether the size of the result is known before it is written."""
         return not is_staged(self.roles)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from zb_hdf5 import ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource
+from zb_hdf5.converters.carried_sets import NO_SETS, CarriedSets
 from zb_hdf5.converters.engines import CountedWork, OnProgress, no_progress, noted_work
 from zb_hdf5.converters.journal import PLANNED, FileState, Finished, Planned, Record
 from zb_hdf5.converters.routes import Route
@@ -210,6 +211,8 @@ class Plan:
         The words for all that the source has and the target does not hold; "": it holds everything.
     lacks_vocab_size
         Whether the size of a vocabulary, which is not known, might have made the ids smaller.
+    sets
+        The field sets of the source.
     """
 
     source: Any
@@ -222,6 +225,7 @@ class Plan:
     inodes: int
     left_behind: str = ""
     lacks_vocab_size: bool = False
+    sets: CarriedSets = NO_SETS
 
     def head(self) -> Record:
         """Return the first line of the journal."""

@@ -54,6 +54,8 @@ class Report:
         The dtype of the ids in the files, where a store has no such dtype; "": that of `meta`.
     left_out
         Other files of tokens or text in the folders of the source.
+    field_sets
+        The names and splits of the field sets that were copied with the tokens.
     """
 
     destination: Path
@@ -72,6 +74,7 @@ class Report:
     lacks_vocab_size: bool = False
     dtype: str = ""
     left_out: tuple[Path, ...] = ()
+    field_sets: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """One line: `to_json()` has all figures, and `lines()` has them for people."""
@@ -156,6 +159,8 @@ class Report:
                 "characters_lost": counts.characters_lost,
                 "tokens_kept": self.documents_kept,
             }
+        if self.field_sets:
+            found["field_sets"] = list(self.field_sets)
         if self.encoder:
             found["encoder"] = self.encoder
         if self.packing:
@@ -189,6 +194,8 @@ class Report:
             found.append(("encoder", f"{self.encoder}, which has the digest of the tokenizer"))
         if self.tokens_written and not counts.documents:
             found.append(("shuffle", self.shuffle))
+        if self.field_sets:
+            found.append(("field sets", ", ".join(self.field_sets)))
         found.append(("sha256", self.sha256))
         left_out = left_out_in_words(self.left_out)
         notes = (self._lost(), left_out, self._extension(), self.left_behind, self._smaller(), self._no_shard())
@@ -322,7 +329,9 @@ class DryRun:
     uint16_would_save_bytes
         The bytes by which the tokens would be smaller as uint16, which a vocabulary size would allow; 0: none.
     left_behind
-        The words for all that documents have and the files do not hold; "": they hold everything.
+        The words for all that the source has and the files do not hold; "": they hold everything.
+    field_sets
+        The names and splits of the field sets that would be copied with the tokens; None: there are none.
     workers
         The processes that would write.
     memory_bytes
@@ -355,6 +364,7 @@ class DryRun:
     uint16_would_save_bytes: int | None = None
     inodes: int
     left_behind: str | None = None
+    field_sets: tuple[str, ...] | None = None
     workers: int
     memory_bytes: int | None = None
     shuffle: str | None = None
@@ -379,6 +389,7 @@ class DryRun:
             ("shards", f"{self.num_shards:,}, the largest {format_bytes(self.largest_shard_bytes)}"),
             ("disk", f"{format_bytes(self.total_bytes)} of {format_bytes(self.free['bytes'] or 0)} that are free"),
             ("temporary", format_bytes(self.temp_bytes) if self.temp_bytes or self.num_batches else ""),
+            ("field sets", ", ".join(self.field_sets or ())),
             ("note", self.left_behind),
             ("shuffle", self.shuffle),
             ("files", f"{counted(self.inodes, 'inode')} of {free_inodes} that are free"),

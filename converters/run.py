@@ -12,6 +12,7 @@ from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
 from zb_hdf5.converters.batch_plan import plan_of_batches
 from zb_hdf5.converters.batch_source import NOTE, BatchSource
+from zb_hdf5.converters.carried_sets import carried_sets
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.document_memory import DocumentMemory
 from zb_hdf5.converters.document_plan import plan_of_documents
@@ -60,12 +61,24 @@ def run(conversion: Conversion, shown: Progress | None = None) -> Report | None:
 
 def plan(conversion: Conversion) -> DryRun | None:
     """Return the shards that a conversion to batches would write, and the space that they need."""
-    return _with_plan(conversion, ProgressCalls(), dry_run)
+    return _with_plan(conversion, ProgressCalls(), _described)
 
 
 def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
     left_out = left_out_of(settings, plan.source.paths)  # before the result may lie beside its sources
-    return replace(write(plan, settings, workers), left_out=left_out)
+    report = write(plan, settings, workers)
+    left_behind = _joined(report.left_behind, plan.sets.left_behind)
+    return replace(report, left_out=left_out, left_behind=left_behind, field_sets=tuple(plan.sets.names))
+
+
+def _described(plan: Plan, settings: Settings, workers: Workers) -> DryRun:
+    found = dry_run(plan, settings, workers)
+    left_behind = _joined(found.left_behind or "", plan.sets.left_behind) or found.left_behind
+    return replace(found, left_behind=left_behind, field_sets=tuple(plan.sets.names) or None)
+
+
+def _joined(*texts: str) -> str:
+    return " and ".join(filter(None, texts))
 
 
 def _with_plan(
@@ -116,7 +129,12 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     left_out = left_out_of(settings, source.paths)
     if left_out:
         note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
-    return plan_of_batches(source, settings) if isinstance(source, BatchSource) else plan_of_documents(source, settings)
+    if isinstance(source, BatchSource):
+        plan = plan_of_batches(source, settings)
+    else:
+        plan = plan_of_documents(source, settings)
+    sets = carried_sets(plan.source, settings)
+    return replace(plan, sets=sets, inodes=plan.inodes + sets.inodes)
 
 
 def _gives_documents(source: BatchSource, target: Target) -> bool:

@@ -101,6 +101,7 @@ class StoreSource(BatchSource):
         self._dataset = read_as.dataset
         self.identity = {"fingerprint": batches.fingerprint, "dataset": read_as.dataset or corpus.foreign_dataset}
         is_own = not (corpus.foreign_dataset or windows)
+        self.keeps_records = is_own
         # the file and the digest of batches that are one
         self._files = {(0, self.num_batches): (corpus.path, corpus.sha256)} if is_own else {}
         self._bases: dict[str, int] = {}  # the first token of each split, in the offsets of pieces
@@ -153,6 +154,7 @@ class StoreSource(BatchSource):
         if stored.seq_len % length:
             raise ArgumentError(f"{self._path}: seq_len must divide the stored {stored.seq_len:,}, found {length:,}")
         self.meta = replace(stored, batch_size=size, seq_len=length)
+        self.keeps_records = self.keeps_records and length == stored.seq_len
         self._is_same = False
         parts = stored.seq_len // length
         padded = any(shard.records is not None for shard in self.shards)
@@ -163,6 +165,7 @@ class StoreSource(BatchSource):
             records = (each.stop - each.start) * stored.batch_size * parts
             count, rest = batches_of(records, self.meta, remainder, f"records of {self._path} ({each.split})")
             self.counts.drop("remainder", rest * length)
+            self.keeps_records = self.keeps_records and not rest
             ranges.append(each._replace(start=num_batches, stop=num_batches + count))
             num_batches += count
             written = sum(shard.records or 0 for shard in old) * parts

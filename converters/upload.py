@@ -18,10 +18,13 @@ from zb_hdf5.converters.conversion import WorkOptions
 from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.journal import how_to_go_on
 from zb_hdf5.errors import ExistsError, Remedy
+from zb_hdf5.field_sets.set_upkeep import upload_set
 from zb_hdf5.files.objects import Version, delete_objects, list_objects, object_version, put_object
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import is_part_of_store, leftover_of_dead_writer, partial_path, require_at
-from zb_hdf5.spec import INDEX_NAME, UPLOAD_DIGITS
+from zb_hdf5.spec import INDEX_NAME, SETS_FOLDER, UPLOAD_DIGITS
+from zb_hdf5.store.set_facts import SetFacts
+from zb_hdf5.store.set_place import refuse_lost_sets, sets_in, sets_of
 
 
 def _digest(text: str) -> str:
@@ -47,6 +50,8 @@ def require_new(place: RemotePath, staging: Path, work: WorkOptions) -> None:
             pass
         if not (work.resume or work.force):
             raise ExistsError(f"{place}: an interrupted upload of it is in {staging}", remedy=Remedy.RESUME_OR_RESTART)
+    if not work.resume and work.force:
+        refuse_lost_sets(place, sets_of(place), work.drop_field_set)
     # with `resume` the one there may be that of this upload: it is compared once the folder is whole
     is_looked_at_later = work.force or (work.resume and staging.exists())
     if not is_looked_at_later and INDEX_NAME in list_objects(place.url):  # which fails without a bucket
@@ -86,7 +91,8 @@ def _upload(
         raise ExistsError(f"{place}: has a {INDEX_NAME} already")
     # only what is there now is ever deleted: another upload may begin once the index is replaced
     before = list_objects(place.url)
-    files = {_object_name(path.name, digest): path for path in staging.iterdir() if path.name != INDEX_NAME}
+    here = (path for path in staging.iterdir() if path.name not in (INDEX_NAME, SETS_FOLDER))
+    files = {_object_name(path.name, digest): path for path in here}
     _put_files(files, place, before if work.resume else {}, workers)
     require_unreplaced()
     if not is_there:
@@ -94,6 +100,20 @@ def _upload(
     if work.force:
         kept = {INDEX_NAME, *files}
         delete_objects(place.url, [name for name in before if is_part_of_store(name) and name not in kept])
+    _replace_sets(staging / SETS_FOLDER, place / SETS_FOLDER, work, workers)
+
+
+def _replace_sets(folder: Path, place: RemotePath, work: WorkOptions, workers: Workers) -> None:
+    """Upload the field sets in a folder, which belong to the index that was put, in place of those that were there."""
+    for name, split in sets_in(place):
+        if name in work.drop_field_set:
+            url = (place / name / split).url
+            delete_objects(url, list(list_objects(url)))
+    for name, split in sets_in(folder):
+        here = folder / name / split
+        workers.shown.begin("uploading field sets", sum(path.stat().st_size for path in here.iterdir()), "B")
+        url = (place / name / split).url
+        upload_set(here, SetFacts.load(here), url, lambda done, _: workers.shown.advance(done))
 
 
 def _object_name(name: str, digest: str) -> str:

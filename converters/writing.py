@@ -6,6 +6,8 @@ whole, and the folder gets its name when all of them are: a kill costs one file 
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from zb_hdf5 import ConvertError, ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_plan import plan_of_batches
 from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, read_groups, require_pad_id
 from zb_hdf5.converters.batch_target import SHARDS
+from zb_hdf5.converters.carried_sets import bind_sets
 from zb_hdf5.converters.conversion import WHOLE, LayoutOptions, WorkOptions
 from zb_hdf5.converters.disk_room import require_room
 from zb_hdf5.converters.engines import Engine, Workers
@@ -39,12 +42,12 @@ from zb_hdf5.converters.shuffle import UNSHUFFLED, Shuffle, choose_shuffle, scat
 from zb_hdf5.converters.stream_target import WORK_DIGEST
 from zb_hdf5.converters.upload import require_new, upload_and_remove
 from zb_hdf5.errors import Remedy, ZbError
-from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_path, refuse_existing, refuse_result
 from zb_hdf5.formats.document_source import DocumentSource
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.spec import INDEX_NAME, SETS_FOLDER
 from zb_hdf5.store.live import LiveStoreWriter
-from zb_hdf5.store.set_place import replaceable_names
+from zb_hdf5.store.set_place import refuse_lost_sets, replaceable_names, sets_folders, sets_of
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -151,11 +154,30 @@ def _write_one(plan: Plan, settings: Settings, workers: Workers) -> Written:
     overwrite = settings.work.force
     if not overwrite:
         refuse_result(path)
+    if overwrite or plan.sets.sets:
+        refuse_lost_sets(path, sets_of(path), settings.work.drop_field_set)
     task = plan.lone_task(path, overwrite, workers.num_threads)
     here = workers._replace(engine=Engine())
-    with _readable(plan, [task], path, settings, here) as (source, shuffle):
+    with _sets_beside(plan, path, workers), _readable(plan, [task], path, settings, here) as (source, shuffle):
         done = write_task(replace(task, source=source), workers.shown.advance)
     return Written([done], shuffle)
+
+
+@contextmanager
+def _sets_beside(plan: Plan, path: Path, workers: Workers) -> Generator[None]:
+    """Copy the field sets of a lone file, which is written meanwhile, and give them their place beside it."""
+    [place] = sets_folders(path)
+    made = partial_path(place)
+    is_replaced = path.exists()
+    with on_failure(lambda: shutil.rmtree(made, ignore_errors=True)):
+        plan.sets.copy_to(made, WHOLE, workers.shown)
+        yield
+        plan.sets.remove_others(made)
+        bind_sets(made, path)
+    if is_replaced and place.exists():
+        shutil.rmtree(place)
+    if plan.sets.sets:
+        os.replace(made, place)
 
 
 def _write_folder(plan: Plan, settings: Settings, workers: Workers) -> Written:
@@ -168,7 +190,8 @@ def _write_folder(plan: Plan, settings: Settings, workers: Workers) -> Written:
         finished = _require_result(plan, destination)
         return Written(finished, NOTHING_LEFT, Kept.of(finished, 0.0))
     is_part = work.shard_range != WHOLE
-    names = replaceable_names(destination, plan.target.names, work.drop_field_set)
+    brings_sets = bool(plan.sets.sets)
+    names = replaceable_names(destination, plan.target.names, work.drop_field_set, brings_sets=brings_sets)
     with PartialDirectory(destination, overwrite=work.force, shared=is_part, names=names) as folder:
         return _fill(folder, plan, settings, workers)
 
@@ -188,6 +211,7 @@ def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers
             workers.shown.keep(sum(tasks[number].amount for number in kept))
             tasks_left = {number: replace(task, source=source) for number, task in missing.items()}
             finished = journal.run(write_task, tasks_left)
+        plan.sets.copy_to(place / SETS_FOLDER, work.shard_range, workers.shown)
         require_unchanged(plan.source.paths, plan.files)
         if isinstance(plan.source, DocumentSource):
             _require_documents(plan.source, finished, is_whole=work.shard_range == WHOLE)
@@ -196,6 +220,8 @@ def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers
         if work.shard_range == WHOLE:
             index = plan.target.index(place, plan.facts, finished)
             plan.target.complete(place, index)
+            plan.sets.remove_others(place / SETS_FOLDER)
+            bind_sets(place / SETS_FOLDER, place)
             meta = index.meta if plan.target.is_store else None
     tokens_kept = sum(done.counts.tokens_in for done in kept.values())
     return Written(finished, shuffle, journal.kept, tokens_kept, meta)
@@ -219,7 +245,8 @@ def _readable(
         method = settings.work.shuffle_method
         cuts = [(part.start, part.stop) for part in (cast(BatchRange, task.part) for task in tasks)]
         shuffle = choose_shuffle(source, method, cuts, settings.shuffle_bytes, workers.engine.workers_per_node)
-    require_room(folder, num_bytes + shuffle.temp_bytes, plan.inodes)
+    of_sets = plan.sets.bytes_left(path.parent / SETS_FOLDER, settings.work.shard_range)
+    require_room(folder, num_bytes + of_sets + shuffle.temp_bytes, plan.inodes, of_sets)
     with scattered(source, shuffle, path, workers) as readable:
         workers.shown.begin("writing", source.num_batches * source.meta.batch_tokens)
         yield readable, shuffle

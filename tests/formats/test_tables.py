@@ -26,9 +26,10 @@ from zb_hdf5.documents import document_table, table_writer
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, join_documents
 from zb_hdf5.documents.metadata import DocumentRows, value_decoder
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.table_file import PiecesFile, TableFile, copy_table
+from zb_hdf5.documents.table_file import PiecesFile, TableFile
 from zb_hdf5.documents.table_writer import DocumentsWriter, PiecesWriter, TableWriter, encoded_spans, value_encoder
 from zb_hdf5.errors import ArgumentError, ConvertError, IncompleteError, UnavailableError
+from zb_hdf5.files.publishing import copy_published
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.spec import (
     DOCUMENTS,
@@ -104,7 +105,7 @@ def test_rows_that_were_appended_are_read(tmp_path, monkeypatch):
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert some_tables(tmp_path / "a.h5").sha256 == some_tables(tmp_path / "b.h5").sha256
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
-    copy_table(tmp_path / "a.h5", tmp_path / "c.h5")
+    copy_published(tmp_path / "a.h5", tmp_path / "c.h5")
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
     info = some_tables(tmp_path / "a.h5", offsets=(0, 3, 91))
     is_refused(FormatError, lambda: TableFile(tmp_path / "b.h5", PIECES, info.sha256), match="belongs to another store")

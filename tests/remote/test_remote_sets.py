@@ -7,8 +7,9 @@ import obstore
 import pytest
 from commandline import one_error, report_of, run_zb, succeed
 
-from zb_hdf5 import ChecksumError, Loader, convert, open_corpus, open_field_set
+from zb_hdf5 import ChecksumError, ConvertError, Loader, convert, open_corpus, open_field_set
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.paths import RemotePath
 
 URL = "s3://bucket/stores/train-h5"
 SETS = f"{URL}/fields/t/train"
@@ -68,3 +69,32 @@ def test_an_unfinished_set_stays_here(with_set):
     assert "is not finished" in one_error(run_zb("fields", "upload", with_set, "t", SETS))
     shutil.rmtree(with_set / "fields")
     assert "there is no field set" in one_error(run_zb("fields", "upload", with_set, "t", SETS))
+
+
+def test_a_store_goes_to_a_bucket_and_back_with_its_set(with_set, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = "s3://bucket/stores/B"
+    convert(with_set, "batch", url)
+    assert not list(tmp_path.glob("*.upload*"))
+    require_values(url, shuffle="records")
+    assert "t (train)" in succeed(zb, "info", url).stdout
+    convert(url, "hdf5", tmp_path / "C", shards=3)
+    require_values(tmp_path / "C")
+    with pytest.raises(ConvertError, match="has the field sets t, whose values would be lost"):
+        convert(with_set, "hdf5", url, force=True)
+    convert(with_set, "hdf5", url, force=True, drop_field_set=("t",))
+    require_values(url)
+    convert(with_set, "hdf5", url, force=True, drop_field_set=("t",), field_set=())
+    assert not (RemotePath(url) / "fields/t/train/set.json").exists()
+
+
+def test_an_upload_that_ended_before_its_sets_goes_on(with_set, s3, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = "s3://bucket/stores/B"
+    part = next((with_set / "fields/t/train").glob("*.values"))
+    part.rename(tmp_path / part.name)
+    with pytest.raises(FileNotFoundError):
+        convert(with_set, "batch", url)
+    (tmp_path / part.name).rename(part)
+    convert(with_set, "batch", url, resume=True)
+    require_values(url)

@@ -40,7 +40,7 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
     Example: zb verify data/train
     """
     from zb_hdf5.commands.verdict import verdict
-    from zb_hdf5.store.set_place import set_names
+    from zb_hdf5.store.set_place import sets_of
     from zb_hdf5.store.verify import ShardReport, verify_store
 
     try:
@@ -59,7 +59,8 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
             raise
         reports = [ShardReport(str(path), problem=error)]
     found = verdict(path, reports)
-    lines = [(f"field set {name}", f"not compared: zb fields verify {path} {name}") for name in set_names(path)]
+    sets = [name for name, _ in sets_of(path)]
+    lines = [(f"field set {name}", f"not compared: zb fields verify {path} {name}") for name in dict.fromkeys(sets)]
     return found._replace(lines=[*found.lines, *lines])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +16,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import RemotePath, access_to_tables, any_path, open_file, require_bytes
-from zb_hdf5.files.publishing import replaced
+from zb_hdf5.files.paths import RemotePath, access_to_tables, any_path, require_bytes
 from zb_hdf5.files.ranges import LocalFile, open_ranges
 from zb_hdf5.hdf5.h5_attributes import require_version, text_of
 from zb_hdf5.hdf5.h5_dataset import own_dataset
@@ -332,12 +330,6 @@ def table_digest(
     """Return the digest of a whole table: of its attributes, its datasets and the crc32 of their blocks."""
     text = json.dumps([kind, sorted(attributes.items()), sorted([name, *fact] for name, fact in facts.items())])
     return hashlib.sha256(text.encode() + crc32.tobytes()).hexdigest()
-
-
-def copy_table(source: Path, target: Path) -> None:
-    """Copy a published file, or an object, whole; a file that has the name of the target is replaced."""
-    with open_file(source) as original, replaced(target) as file, open(file.fd, "wb", closefd=False) as copy:
-        shutil.copyfileobj(original, copy, BUFFER_BYTES)
 
 
 # --- the pieces of a shard or of a lone file, in `<file>.pieces` ------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
-from zb_hdf5.files.paths import RemotePath, local_path, on_failure, regular
+from zb_hdf5.files.paths import RemotePath, local_path, on_failure, open_file, regular
 from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
@@ -92,6 +92,8 @@ SYNC_FILE_RANGE_WAIT: Final = 1 | SYNC_FILE_RANGE_WRITE | 4
 FLUSH_BYTES: Final = 64 << 20
 #: Bytes of one call of the kernel. For more it looks for larger pages: 4 MiB at once took twice as long on ext4.
 WRITE_BYTES: Final = 512 << 10
+#: Bytes that are read at once of a file that is copied.
+COPIED_BYTES: Final = 4 << 20
 _DOCUMENTS: Final = re.compile(
     rf"{DOCUMENTS_PREFIX}\d{{5}}{UPLOAD_DIGEST}{re.escape(DOCUMENTS_STORE_SUFFIX)}(\.partial)?"
 )
@@ -563,6 +565,12 @@ def published_together(path: Path, beside: Sequence[Path], *, overwrite: bool) -
 def replaced(path: Path) -> contextlib.AbstractContextManager[PartialFile]:
     """Give a file that replaces `path` in one step, at the end of the block; other writers are kept away."""
     return published(path, overwrite=True)
+
+
+def copy_published(source: Path, target: Path) -> None:
+    """Copy a published file, or an object, whole; a file that has the name of the target is replaced."""
+    with open_file(source) as original, replaced(target) as file, open(file.fd, "wb", closefd=False) as copy:
+        shutil.copyfileobj(original, copy, COPIED_BYTES)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -176,7 +176,7 @@ def _write_table(path: Path, store: StoreCorpus, split: str) -> None:
     """Write the documents of a split to a table of its own; `FormatError` if a token belongs to none."""
     with DocumentsWriter(path) as writer:
         if store.document_table is not None:
-            join_documents(store.document_table.open_files(), writer)
+            join_documents(store.document_table.each_file(), writer)
         if writer.token_count != store.num_tokens:
             raise FormatError(
                 f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "

@@ -1,6 +1,7 @@
 """Tables files, and the pieces and documents in them, against slow references."""
 
 import errno
+import fcntl
 import json
 import os
 import pickle
@@ -368,7 +369,7 @@ def test_several_tables_are_one(tmp_path_factory, groups):
     require_documents(table, together)
     table.close()
     with DocumentsWriter(folder / "all.h5.documents") as writer:
-        join_documents((DocumentTableFile(folder / part.path) for part in parts), writer)
+        join_documents(DocumentTable(folder, parts).each_file(), writer)
         writer.publish()
     joined = DocumentTable.of_file(folder / "all.h5")
     require_documents(joined, together)
@@ -405,9 +406,17 @@ def test_a_network_file_system_is_asked_for_few_bytes(tmp_path, network):
     require_documents(table, found)
     assert len(pickle.dumps(table)) < 4000
     table.close()
-    with DocumentsWriter(tmp_path / "y.h5") as writer:
-        file = DocumentTableFile(documents_path(tmp_path / "x.h5"))
+    file = DocumentTableFile(documents_path(tmp_path / "x.h5"))
+    with DocumentsWriter(tmp_path / "y.h5") as writer, closing(file):
         assert network(lambda: join_documents([file], writer)) < 2 * size
+
+
+def test_an_open_table_is_not_locked(tmp_path):
+    path = documents_path(tmp_path / "x.h5")
+    write_documents(path, [(2, None, None, None, {}, [])])
+    with closing(DocumentTableFile(path)) as table, path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert table.edge(1) == 2
 
 
 @pytest.mark.parametrize("name", ["offsets", "span_starts"])

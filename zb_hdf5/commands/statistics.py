@@ -350,14 +350,13 @@ def _sources(table: DocumentTable | None) -> list[dict[str, Any]]:
     if table is None:
         return []
     totals = defaultdict[str, Counts](lambda: np.zeros(2, np.int64))
-    for file in table.open_files():
-        with closing(file):
-            names = [*file.sources, ""]
-            lengths = np.diff(file.offsets.view(np.int64))
-            numbers = np.minimum(file.sources_of(0, len(lengths)), len(names) - 1)
-            sums = [np.bincount(numbers, weights, len(names)) for weights in (None, lengths)]
-            for name, documents, tokens in zip(names, *sums, strict=True):
-                totals[name] += np.array([documents, tokens], np.int64)
+    for file in table.each_file():
+        names = [*file.sources, ""]
+        lengths = np.diff(file.offsets.view(np.int64))
+        numbers = np.minimum(file.sources_of(0, len(lengths)), len(names) - 1)
+        sums = [np.bincount(numbers, weights, len(names)) for weights in (None, lengths)]
+        for name, documents, tokens in zip(names, *sums, strict=True):
+            totals[name] += np.array([documents, tokens], np.int64)
     found = [{"name": name, "documents": int(n), "tokens": int(size)} for name, (n, size) in totals.items() if n]
     is_known = any(each["name"] for each in found)
     return sorted(found, key=lambda each: (-each["tokens"], each["name"])) if is_known else []

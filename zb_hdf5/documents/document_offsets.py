@@ -10,13 +10,14 @@ import numpy.typing as npt
 from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.hdf5.h5_attributes import read_marker, text_of
 from zb_hdf5.hdf5.h5_chunks import chunk_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, require_rows
-from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
+from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, look_by_h5, open_h5_for_reading
 from zb_hdf5.packages import h5py
 from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LAYOUT
 
@@ -111,8 +112,9 @@ class DocumentOffsets(KnownOffsets):
             if extents is None:
                 self._rows = np.asarray(stored[: self._count], dtype="<u8")
             found = h5_identity(h5, growing=not complete)
+            look = None if extents is None else look_by_h5(h5, path)
         if extents is not None:  # without the lock that all of HDF5 has: on a network this takes a while
-            self._open_rows(extents, access, found)
+            self._open_rows(extents, access, found, look)
         if not complete:
             self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
         with on_failure(self.close):
@@ -120,9 +122,9 @@ class DocumentOffsets(KnownOffsets):
             if complete and verify != "none":
                 self._require_crc32(marker["doc_offsets_crc32"])
 
-    def _open_rows(self, extents: Extents, access: str, identity: Identity) -> None:
-        """Map the rows, or read them into memory where they cannot be mapped."""
-        self._offsets = open_extents(self.path, extents, np.dtype("<u8"), self._count, access, identity)
+    def _open_rows(self, extents: Extents, access: str, identity: Identity, look: Look | None) -> None:
+        """Map the rows, or read them into memory where they cannot be mapped; `look` has an open descriptor."""
+        self._offsets = open_extents(self.path, extents, np.dtype("<u8"), self._count, access, identity, look=look)
         if self._offsets.view(0, self._count) is None:
             self._rows = np.empty(self._count, "<u8")
             self._offsets.read([(0, self._rows)])

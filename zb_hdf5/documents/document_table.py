@@ -114,7 +114,8 @@ class DocumentTableFile:
     verify, access
         As for `open_reader`.
     offsets
-        The offsets of a stream that has no document table: they are its one column. None: the file is a table.
+        The offsets of a stream that has no document table: they are its one column, which others close. None: the file
+        is a table.
 
     Attributes
     ----------
@@ -137,6 +138,7 @@ class DocumentTableFile:
         access: str = "auto",
     ) -> None:
         self.path = path
+        self._is_table = offsets is None
         if offsets is None:
             from zb_hdf5.documents.table_file import TableFile
 
@@ -311,7 +313,8 @@ class DocumentTableFile:
         self._table.check()
 
     def close(self) -> None:
-        self._table.close()
+        if self._is_table:
+            self._table.close()
 
 
 def part_of(path: Path) -> DocumentPart:
@@ -343,23 +346,24 @@ def write_joined(tables: Sequence[Path], file: PartialFile, split: str, tokens_s
     from zb_hdf5.documents.table_writer import DocumentsWriter
 
     with DocumentsWriter(file.path) as writer:
-        join_documents(map(DocumentTableFile, tables), writer)
+        for table in tables:
+            with closing(DocumentTableFile(table)) as one:
+                join_documents([one], writer)
         writer.write_to(file, split=split, tokens_sha256=tokens_sha256)
 
 
 def join_documents(files: Iterable[DocumentTableFile], writer: DocumentsWriter) -> None:
-    """Append the documents of several tables with all their facts, and close each table when it is done."""
+    """Append the documents of several tables with all their facts."""
     for file in files:
-        with closing(file):
-            edges = file.offsets.astype(np.int64)
-            stop = 0
-            while stop < file.count:
-                start = stop
-                stop = file.within_texts(start, min(start + JOINED_AT_ONCE, file.count))
-                rows = file.rows(start, stop)  # with encoded values of spans
-                if rows.spans and rows.spans.values:
-                    writer.take_codec(file.spans_codec, file.path)
-                writer.append_documents(np.diff(edges[start : stop + 1]), rows)
+        edges = file.offsets.astype(np.int64)
+        stop = 0
+        while stop < file.count:
+            start = stop
+            stop = file.within_texts(start, min(start + JOINED_AT_ONCE, file.count))
+            rows = file.rows(start, stop)  # with encoded values of spans
+            if rows.spans and rows.spans.values:
+                writer.take_codec(file.spans_codec, file.path)
+            writer.append_documents(np.diff(edges[start : stop + 1]), rows)
 
 
 def _by_table(
@@ -623,9 +627,15 @@ class DocumentTable:
         offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None
         return DocumentTableFile(self._folder / part.path, part, self._verify, offsets, self._access)
 
-    def open_files(self) -> Iterator[DocumentTableFile]:
-        """Open the files one after the other; the caller closes each of them."""
-        return map(self._open, range(len(self.parts)))
+    def each_file(self) -> Iterator[DocumentTableFile]:
+        """Yield the files one after the other: one that is not open yet is closed before the next one."""
+        for index in range(len(self.parts)):
+            known = self._files.known.get(index)
+            if known is not None:
+                yield known
+            else:
+                with closing(self._open(index)) as file:
+                    yield file
 
     def close(self) -> None:
         self._files.close()

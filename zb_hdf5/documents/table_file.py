@@ -16,11 +16,11 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import RemotePath, access_to_tables, any_path, require_bytes
-from zb_hdf5.files.ranges import LocalFile, open_ranges
+from zb_hdf5.files.paths import Identity, RemotePath, access_to_tables, any_path, on_failure, require_bytes
+from zb_hdf5.files.ranges import LocalFile, Ranges, open_ranges
 from zb_hdf5.hdf5.h5_attributes import require_version, text_of
 from zb_hdf5.hdf5.h5_dataset import own_dataset
-from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, handle_of_h5, open_h5_for_reading
+from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, handle_of_h5, look_by_h5, open_h5_for_reading
 from zb_hdf5.packages import h5py
 from zb_hdf5.spec import (
     CRC32,
@@ -118,24 +118,35 @@ class TableFile:
                 last = self._datasets.pop(CRC32)
                 require_bytes(end, handle_of_h5(h5), self.path, "its tables")
                 self._crc32: npt.NDArray[np.uint32] = h5[CRC32][:]
+                self.num_bytes: int = identity[0]
+                self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
+                self._file = self._open(h5, identity, access)
         except FileNotFoundError as error:
             raise IncompleteError(f"{self.path}: is not there; restore it, or convert again") from error
-        self.num_bytes: int = identity[0]
+        with on_failure(self.close):
+            self._require_digest(last.block, sha256)
+        #: The blocks of a dataset that were not compared, until all were.
+        self._pending: dict[str, npt.NDArray[np.bool_]] = {}
+        if verify != "none":
+            self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
+
+    def _open(self, h5: h5py.File, identity: Identity, access: str) -> Ranges:
+        """Open the rows: of a file of this machine by the descriptor that HDF5 has."""
+        if self._is_far:
+            return open_ranges(self.path, identity)
+        return LocalFile(self.path, identity, access_to_tables(access), look_by_h5(h5, self.path))
+
+    def _require_digest(self, num_blocks: int, sha256: str) -> None:
+        """Raise an error unless the file has the digest that it says, and that is expected."""
         facts = {name: (dataset.dtype.str, dataset.num_rows) for name, dataset in self._datasets.items()}
-        if len(self._crc32) != last.block or table_digest(kind, self.attributes, facts, self._crc32) != self.sha256:
+        found = table_digest(self.kind, self.attributes, facts, self._crc32)
+        if len(self._crc32) != num_blocks or found != self.sha256:
             raise ChecksumError(f"{self.path}: its sha256 differs from its content: it is damaged; restore it")
         if sha256 not in ("", self.sha256):
             raise FormatError(
                 f"{self.path}: belongs to another store, or was made again: expected tables of sha256 {sha256}, found "
                 f"{self.sha256}; restore it"
             )
-        #: The blocks of a dataset that were not compared, until all were.
-        self._pending: dict[str, npt.NDArray[np.bool_]] = {}
-        if verify != "none":
-            self._pending = {name: np.ones(dataset.num_blocks, np.bool_) for name, dataset in self._datasets.items()}
-        self._is_far = isinstance(self.path, RemotePath) and self.num_bytes >= FETCHED_BYTES
-        local_access = access_to_tables(access)
-        self._file = open_ranges(self.path, identity) if self._is_far else LocalFile(self.path, identity, local_access)
 
     def __contains__(self, name: str) -> bool:
         return name in self._datasets

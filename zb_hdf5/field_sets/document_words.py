@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -96,12 +95,11 @@ def _write(made: FieldSet, codes: npt.NDArray[np.uint16]) -> None:
 
 def _metadata(table: DocumentTable) -> Iterator[list[bytes]]:
     """Yield the texts of the metadata of all documents, some at a time."""
-    for file in table.open_files():
-        with closing(file):
-            for start in range(0, file.count, READ_AT_ONCE):
-                stop = min(start + READ_AT_ONCE, file.count)
-                rows = file.rows(start, stop, spans=False).metadata
-                yield [b""] * (stop - start) if rows is None else list(rows)
+    for file in table.each_file():
+        for start in range(0, file.count, READ_AT_ONCE):
+            stop = min(start + READ_AT_ONCE, file.count)
+            rows = file.rows(start, stop, spans=False).metadata
+            yield [b""] * (stop - start) if rows is None else list(rows)
 
 
 def _word_of(text: bytes, key: str) -> str | None:

@@ -25,11 +25,13 @@ class Look:
     ----------
     path
         A file or folder of this machine, or a URL.
+    fd
+        An open descriptor of the file, which is taken; None: the file is not open.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
-        self._fd: int | None = None
+        self._fd = fd
         self._others: dict[str, Look] = {}
 
     def of(self, path: str | os.PathLike[str]) -> Look:

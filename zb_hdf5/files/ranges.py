@@ -299,6 +299,10 @@ class LocalFile:
             self._maps = network_file_system(self.fd) is None
         return self._maps
 
+    def look(self) -> Look:
+        """Return a look at the file by a copy of its descriptor, for others who read it: it is not opened again."""
+        return Look(self.path, os.dup(self.fd))
+
     def mapping(self, private: bool = False) -> mmap.mmap | None:
         """Return a mapping of all bytes; None if the file may not be mapped, or is empty.
 

@@ -8,7 +8,7 @@ through h5py.
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import Identity, any_path
-from zb_hdf5.files.ranges import Extents
+from zb_hdf5.files.ranges import Extents, LocalFile
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
@@ -137,7 +137,9 @@ class HDF5Corpus(Corpus):
         self._column = column_with_fields(self._column)
         column = self._column.fields.get(name)
         field = "" if column is not None else name
-        return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column)
+        file = self.tokens.file
+        with file.look() if isinstance(file, LocalFile) else nullcontext() as look:
+            return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column, look=look)
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
 from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
 from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
@@ -50,6 +52,20 @@ def handle_of_h5(h5: h5py.File) -> Handle:
     """Return the handle by which the size and identity of an open file are asked for."""
     handle: Handle = getattr(h5, "source", None) or h5.id.get_vfd_handle()
     return handle
+
+
+def look_by_h5(h5: h5py.File, path: Path) -> Look | None:
+    """Return a look at an open file of this machine, whose descriptor HDF5 leaves open; None: an object.
+
+    HDF5 needs its lock no longer: it would stay on the file for as long as a copy of the descriptor is open.
+    """
+    handle = handle_of_h5(h5)
+    if not isinstance(handle, int):
+        return None
+    fd = os.dup(handle)
+    with contextlib.suppress(OSError):  # of a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    return Look(path, fd)
 
 
 def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:

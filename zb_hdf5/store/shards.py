@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -30,7 +30,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, on_failure
-from zb_hdf5.files.ranges import Extents, open_ranges
+from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
 from zb_hdf5.formats.corpus import Corpus
@@ -76,6 +76,8 @@ class Sharded(Tokens):
         As for `open_reader`.
     found
         The facts of files that were looked at, by the numbers of the files.
+    beside
+        Other values of the same files: a file that is open there is not opened again. None: there are none.
     """
 
     _not_copied: ClassVar = ("_files", "_known", "_joined", "residency")
@@ -88,12 +90,14 @@ class Sharded(Tokens):
         verify: str,
         read_as: ReadAs = AS_STORED,
         found: Mapping[int, Column | FlatTokens] | None = None,
+        beside: Sharded | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.asked = access
         self.read_as = read_as
         self._verify = verify
+        self._beside = beside
         self.found = dict(found or {})
         self.identities = dict[int, Identity]()
         for number, each in self.found.items():
@@ -392,19 +396,34 @@ class Sharded(Tokens):
     def _open(self, number: int, start: int, look: Look | None = None) -> Tokens:
         """Open a shard, of which the token at position `start` of all is about to be read."""
         entry = self.index.shards[number]
-        path = self.folder / self.index.table.values["path"][number]
+        path = self.path_of(number)
         known = self.identities.get(number)
         unit = (start - self._starts[number]) // self.unit
-        found = self._open_by_index(path, entry, unit, known)
-        if found is None:
-            found = self._open_by_file(path, entry, number, unit, known, look)
+        with self._look_beside(number) if look is None else nullcontext(look) as look:
+            found = self._open_by_index(path, entry, unit, known, look)
+            if found is None:
+                found = self._open_by_file(path, entry, number, unit, known, look)
         self.identities[number] = found.identity
         found.share(self.residency)
         return found
 
-    def _open_by_index(self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None) -> Tokens | None:
+    def _look_beside(self, number: int) -> AbstractContextManager[Look | None]:
+        """Return a look at a file that other values are read from; None: it is not open, or they have other files."""
+        known = None if self._beside is None else self._beside.known.get(number)
+        if known is None or not isinstance(known.file, LocalFile) or known.file.path != self.path_of(number):
+            return nullcontext()
+        return known.file.look()
+
+    def path_of(self, number: int) -> Path:
+        """Return the path of a file."""
+        path: Path = self.folder / self.index.table.values["path"][number]
+        return path
+
+    def _open_by_index(
+        self, path: Path, entry: ShardEntry, unit: int, identity: Identity | None, look: Look | None
+    ) -> Tokens | None:
         """Open a shard without HDF5; None if the index lacks facts, or the file differs from them."""
-        tokens = self._open_extents(path, entry, identity) if self._opens_by_index(entry) else None
+        tokens = self._open_extents(path, entry, identity, look) if self._opens_by_index(entry) else None
         if tokens is None:
             return None
         runs = entry.columns.get(CRC32)
@@ -427,7 +446,9 @@ class Sharded(Tokens):
         known = entry.complete and entry.crc32 != NOT_KNOWN and entry.token_count > 0
         return known and self.asked != "h5py" and entry.has_extents(self.index.meta.column)
 
-    def _open_extents(self, path: Path, entry: ShardEntry, identity: Identity | None) -> FileTokens | Decoded | None:
+    def _open_extents(
+        self, path: Path, entry: ShardEntry, identity: Identity | None, look: Look | None
+    ) -> FileTokens | Decoded | None:
         meta = self.index.meta
         table = entry.columns.get(extents_column(meta.column))
         runs = entry.columns.get(meta.column, ())
@@ -436,7 +457,7 @@ class Sharded(Tokens):
             return None  # one batch proves the places of all only where they follow each other as ours do
         if table is not None and (entry.compressed is None or self.asked == "mmap"):
             return None
-        ranges = open_ranges(path, identity, entry.num_bytes, self.asked)
+        ranges = open_ranges(path, identity, entry.num_bytes, self.asked, look)
         found: FileTokens | Decoded | None = None
         try:
             # an object is proved by its content: to ask for its size would be one request more

@@ -78,6 +78,8 @@ class StoreCorpus(Corpus):
         Looks for the files of a stream that grows; None: it does not.
     look
         The look at the only file, whose open descriptor is taken; None: the file is opened.
+    beside
+        The tokens, of a corpus that is a field of them.
     """
 
     _kind: ClassVar[type[Sharded]] = Sharded
@@ -94,13 +96,14 @@ class StoreCorpus(Corpus):
         records: Windows | None = None,
         newer: NewerFiles | None = None,
         look: Look | None = None,
+        beside: Sharded | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
         is_stored = index.meta.layout == BATCHES_LAYOUT
         self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
         self._reads = "none" if verify == "store" else verify
         compared = "none" if verify == "auto" and not is_stored else self._reads
-        tokens = self._kind(folder, index, access, compared, read_as, found)
+        tokens = self._kind(folder, index, access, compared, read_as, found, beside)
         tokens.name = str(path)
         meta = index.meta if records is None else _meta_of_records(index.meta, records)
         super().__init__(path, meta, tokens)
@@ -196,7 +199,9 @@ class StoreCorpus(Corpus):
         records = None
         if self.windows is not None and self.is_cut:
             records = self.windows.widened(self.meta.of_field(name).seq_len // self.meta.seq_len)
-        return type(self)(self.path, index, found=self._shards.found_of(name), records=records, **self._options)
+        known = self._shards
+        found = known.found_of(name)
+        return type(self)(self.path, index, found=found, records=records, beside=known, **self._options)
 
     @property
     def joins_records(self) -> bool:
@@ -224,7 +229,7 @@ class StoreCorpus(Corpus):
         known = self._shards
         if self.index.read_as is not None and not self.index.digests:
             return None  # files of other programs, of which no digests were made
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as, known.found)
+        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as, known.found, known)
         tokens.identities = known.identities
         try:
             tokens.open_file(0, 0)
@@ -344,7 +349,7 @@ def _positions_of(index: ShardIndex, shards: Sharded) -> Tokens | None:
     name = _told_by(index)
     if not name:
         return None
-    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as)
+    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as, beside=shards)
     positions.identities = shards.identities
     return positions
 

@@ -266,8 +266,12 @@ class StreamDocuments(RecordDocuments):
         return np.concatenate(found), end
 
     def _rows(self, number: int) -> npt.NDArray[np.uint64]:
+        return self._offsets_of(number).rows()
+
+    def _offsets_of(self, number: int) -> KnownOffsets:
+        """Return the offsets of one file, which stay open."""
         file: KnownOffsets = self._files.get(number, self.open)
-        return file.rows()
+        return file
 
     def close(self) -> None:
         super().close()
@@ -351,11 +355,6 @@ class StreamDocuments(RecordDocuments):
 
             return table_sha256(self._path)
         return found.documents_sha256
-
-    def _offsets_of(self, number: int) -> KnownOffsets:
-        """Return the offsets of one file for the table, which closes them: those in memory are read once."""
-        is_stored = self._positions is None and self._flat(number) is None
-        return self.open(number) if is_stored else self._files.get(number, self.open)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, check_documents, in_order, part_of
+from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, in_order
 from zb_hdf5.documents.metadata import TableInfo
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import (
@@ -161,10 +161,11 @@ def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | Non
     path = folder / part.path
     report = ShardReport(str(path), backend="hdf5", document_count=part.document_count)
     with _recorded(report):
-        check_documents(path, part)
+        with closing(DocumentTableFile(path, part)) as table:
+            table.check()
+            found = table.part()._replace(path=part.path)
         if place is None:
             raise FormatError(f"{path}: {INDEX_NAME} has it among the documents, and no shard that it belongs to")
-        found = part_of(path)._replace(path=part.path)
         found = found._replace(first_token=place.first_token, first_document=place.first_document)
         if place.num_bytes == 0:  # of a stream: the table of its documents names no split
             found = found._replace(split=place.split)

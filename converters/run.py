@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from zb_hdf5 import ArgumentError
 from zb_hdf5.console import Progress
@@ -112,8 +112,8 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     """Enter a source that keeps files while it is used, and plan its conversion."""
     opened = stack.enter_context(found) if hasattr(found, "__enter__") else found
     source: Content = opened
-    if not isinstance(opened, BatchSource | DocumentSource):
-        source = CompletedSource(opened)
+    if not isinstance(opened, BatchSource | DocumentSource | CompletedSource):
+        source = cast(DocumentSource, CompletedSource(opened))
     target = settings.target
     if isinstance(source, BatchSource) and target.is_stream and _gives_documents(source, target):
         left = DOCUMENTS_COLUMNS if target.tokens_only else ()

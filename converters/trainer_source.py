@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
@@ -18,6 +19,6 @@ def open_rows(paths: list[Path], settings: Settings) -> DocumentSource:
     package = package_of(name)
     chosen = {option: settings.option(option) for option in row.options}
     source = rows_format(row).documents(paths, **chosen)
-    opened = GuardedSource(source, package, name) if package else source
+    opened = cast(DocumentSource, GuardedSource(source, package, name)) if package else source
     opened.splits = opened.splits or told_splits(opened, settings)
     return opened

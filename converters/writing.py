@@ -84,7 +84,7 @@ def write(plan: Plan, settings: Settings, workers: Workers) -> Report:
     elif _is_made(plan, target.path, settings.work):
         _remove_staged(target.path)
         return Done.of(target.path)
-    if isinstance(source, DocumentSource) and not target.is_stream:
+    if not isinstance(source, BatchSource) and not target.is_stream:
         report = _write_rows(plan, source, settings, workers)
     elif isinstance(target.destination, RemotePath):
         report = _write_and_upload(plan, target.destination, settings, workers)
@@ -213,7 +213,7 @@ def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers
             finished = journal.run(write_task, tasks_left)
         plan.sets.copy_to(place / SETS_FOLDER, work.shard_range, workers.shown)
         require_unchanged(plan.source.paths, plan.files)
-        if isinstance(plan.source, DocumentSource):
+        if not isinstance(plan.source, BatchSource):
             _require_documents(plan.source, finished, is_whole=work.shard_range == WHOLE)
         if 0 in numbers:
             plan.target.add_tables(place, plan.source)

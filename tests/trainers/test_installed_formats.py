@@ -15,7 +15,7 @@ from installed import ZARR, forget_installed, install, install_zarr, write_zarr
 
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError, Loader, ReadAs, convert, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.store.format_list import flat_format
@@ -285,6 +285,27 @@ def test_any_object_with_the_members_of_a_source_is_one(tmp_path, monkeypatch):
         assert reader.read_batch(0).tolist() == [[1, 2, 3]]
     monkeypatch.delattr(words.Words, "has_ids")
     is_refused(ArgumentError, lambda: convert(words.Words([]), "stream", tmp_path / "d"), match="or an open source")
+
+
+def test_a_member_of_an_object_is_asked_for_when_it_is_needed(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, "words", OBJECT.format(spoil=""))
+    words = importlib.import_module("words").Words([])
+    for source in (CompletedSource(words), GuardedSource(words, "words 1.0", "words")):
+        assert (source.num_tokens, source.max_dropped, source.vocab_size) == (None, 1.0, 100)
+        words.num_tokens = 3
+        assert pickle.loads(pickle.dumps(source)).num_tokens == source.num_tokens == 3
+        source.num_tokens = 4
+        assert (source.num_tokens, words.num_tokens) == (4, 3)
+        del words.num_tokens
+        assert not hasattr(source, "__enter__")
+
+
+def test_a_member_that_fails_names_its_package(tmp_path, monkeypatch):
+    spoil = "    num_tokens = property(lambda self: {}['lost'])"
+    install(tmp_path, monkeypatch, "worse", OBJECT.format(spoil=spoil))
+    (tmp_path / "x.words").write_text("1 2 3")
+    message = message_of(run_zb("convert", tmp_path / "x.words", tmp_path / "out", "--to", "stream"))
+    assert "the package worse 1.0: its format worse failed: KeyError: 'lost'" in message
 
 
 def test_a_source_that_lacks_members_is_named_with_its_package(tmp_path, monkeypatch):

@@ -210,8 +210,10 @@ def missing_members(source: object) -> list[str]:
     return [name for name in REQUIRED if not hasattr(source, name)]
 
 
-class CompletedSource(DocumentSource):
-    """Any object that has the members without a default, as a source that has the others too. Picklable, as that is.
+class CompletedSource:
+    """Any object that has the members without a default: a `DocumentSource`, whose others have their defaults.
+
+    Picklable, as the object is. A member that is set is that of the completed source alone.
 
     Parameters
     ----------
@@ -219,23 +221,19 @@ class CompletedSource(DocumentSource):
         The object.
     """
 
-    paths: list[Path]
-    groups: list[DocumentGroup]
-    dtype: np.dtype[Any]
-    vocab_size: int
-    tokenizer: str
-    boundary_token_id: int | None
-    has_ids: bool
-    description: dict[str, Any]
-    identity: dict[str, Any]
-
     def __init__(self, source: Any) -> None:
         self._source = source
-        for name in DocumentSource.__annotations__:
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in DocumentSource.__annotations__:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        try:
+            return getattr(self._source, name)
+        except AttributeError:
+            return getattr(DocumentSource, name)
 
     def read(
         self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
     ) -> Iterator[TokenizedDocuments]:
+        """Yield documents as `DocumentSource.read` does."""
         yield from self._source.read(group, choose, num_threads)

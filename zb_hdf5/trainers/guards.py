@@ -11,6 +11,7 @@ from zb_hdf5.formats.document_source import (
     CompletedSource,
     DocumentFilter,
     DocumentGroup,
+    DocumentSource,
     TokenizedDocuments,
     missing_members,
 )
@@ -75,7 +76,13 @@ class GuardedSource(CompletedSource):
                 raise TypeError(
                     f"expected a source of documents, found a {type(source).__name__} without {', '.join(missing)}"
                 )
-            super().__init__(source)
+        super().__init__(source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in DocumentSource.__annotations__:
+            return super().__getattr__(name)
+        with errors_of(self._package, self._name):
+            return super().__getattr__(name)
 
     def read(
         self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from contract import assert_same, parts_of, random_tokens
 from processes import killed_when
 from reading import begun
 
-from zb_hdf5 import Loader, console, open_reader
+from zb_hdf5 import Field, Loader, console, open_field_set, open_reader
 from zb_hdf5.commands.staging import runs_of
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.files.tokens import ClosedTokens
@@ -116,6 +117,68 @@ def test_fields_are_copied_too(train_file, folder):
     assert found == {"unit": "batch", "units": 128, "num_bytes": num_bytes, "present": 0, "copied": 128}
     options = {"fields": ["mask"], "batch_size": 4}
     require_in_cache(folder, train_file, rank=1, **options)
+
+
+SET_FIELDS = [Field("w", np.dtype("f4"), (2,)), Field("score", np.dtype("f8"), unit="record")]
+
+
+def write_set(path, **options):
+    """Write a set beside tokens, whose values follow from the numbers of the records."""
+    with open_field_set(path, "t", SET_FIELDS, part_bytes=300_000, **options) as found:
+        for step in found.missing(quiet=True, batch_size=64):
+            numbers = np.asarray(step["records"], "f4")
+            w = np.arange(step["tokens"].shape[1] * 2).reshape(-1, 2) + 1000 * numbers[:, None, None]
+            found.write(step["records"], w=w.astype("f4"), score=numbers.astype("f8"))
+        found.finish()
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4}, {"shuffle": "records", "batch_size": 2}, {"seq_len": 64, "batch_size": 8}], ids=str
+)
+def test_field_sets_are_copied_too(options, train_file, folder, tmp_path):
+    path = shutil.copy(train_file, tmp_path / "t.h5")
+    write_set(path)
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    found = staged(path, folder, *words, "--field-set", "t", "--ranks", 1, "--world-size", WORLD)
+    of_set = found["field_sets"]["t"]
+    assert of_set["units"] == of_set["copied"] > 0
+    assert of_set["num_bytes"] == of_set["units"] // 2 * (256 * 2 * 4 + 8)
+    require_in_cache(folder, path, rank=1, fields=["t/w", "t/score"], **options)
+    again = staged(path, folder, *words, "--field-set", "t", "--ranks", 1, "--world-size", WORLD)
+    assert again["field_sets"]["t"]["present"] == of_set["units"]
+    assert "field set t" in stage(path, folder, *words, "--field-set", "t").stdout
+
+
+def test_the_set_of_a_stream_is_copied_too(tmp_path, folder):
+    path = tmp_path / "s.h5"
+    write_stream(path, random_tokens(1, 1, 9000, "uint16").reshape(-1), [9000], chunk_tokens=512)
+    write_set(path, seq_len=96, stride=32)
+    words = ["--batch-size", 2, "--seq-len", 64, "--targets"]
+    staged(path, folder, *words, "--field-set", "t", "--ranks", 1, "--world-size", WORLD)
+    require_in_cache(folder, path, rank=1, fields=["t/w"], batch_size=2, seq_len=64, targets=True)
+
+
+def test_a_set_that_was_written_again_is_copied_again(train_file, folder, tmp_path):
+    path = shutil.copy(train_file, tmp_path / "t.h5")
+    write_set(path)
+    staged(path, folder, "--field-set", "t")
+    with open_field_set(path, "t") as found:
+        for step in found.missing(overwrite=(3, 4), quiet=True):
+            found.write(step["records"], w=np.full((1, 256, 2), 5, "f4"), score=np.ones(1))
+        found.finish()
+    assert staged(path, folder, "--field-set", "t")["field_sets"]["t"]["present"] == 0
+    require_in_cache(folder, path, rank=1, fields=["t/w", "t/score"], batch_size=4)
+
+
+def test_a_set_of_documents_is_not_staged(tmp_path, folder):
+    path = tmp_path / "s.h5"
+    write_stream(path, random_tokens(1, 1, 9000, "uint16").reshape(-1), [4000, 5000], chunk_tokens=512)
+    fields = [Field("score", np.dtype("f4"), unit="document")]
+    with open_field_set(path, "d", fields) as found:
+        found.write([0, 1], score=[1.0, 2.0])
+        found.finish()
+    done = stage(path, folder, "--seq-len", 64, "--batch-size", 2, "--field-set", "d", code=2)
+    assert "the field set d has values of documents, which no cache keeps" in done.stderr
 
 
 @pytest.mark.parametrize("targets", [False, True])

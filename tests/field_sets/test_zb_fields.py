@@ -163,6 +163,17 @@ def test_codes_of_the_metadata_of_documents_come_with_their_segments(texts, tmp_
         assert next(loader)["meta:lang"].dtype == torch.int64
 
 
+def test_the_documents_of_a_stream_have_codes(tmp_path):
+    rows = [{"text": "y" * (9 + number), "lang": "en" if number % 3 else "de"} for number in range(30)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    convert(tmp_path / "t.jsonl", "stream", tmp_path / "st", tokenizer="byte", metadata_columns=("lang",))
+    assert report_of(zb, "fields", "make", tmp_path / "st", "lang", "--meta", "lang")["words"] == ["en", "de"]
+    with Loader(tmp_path / "st", seq_len=16, batch_size=2, documents=("documents", "meta:lang")) as loader:
+        for step in loader:
+            expected = [0 if number % 3 else 1 for number in step["documents"].tolist() if number >= 0]
+            assert [code for code in step["meta:lang"].tolist() if code >= 0] == expected
+
+
 def test_what_has_no_codes_is_named(texts, written):
     path, _ = texts
     with pytest.raises(NotFoundError, match="there is no field set 'lang'"):

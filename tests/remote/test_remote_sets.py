@@ -51,6 +51,14 @@ def test_a_set_goes_to_a_bucket_and_is_read_there(with_set):
         require_values(corpus.with_fields("t", path=with_set / "fields/t/train"))
 
 
+def test_values_of_a_bucket_are_kept_in_a_cache(with_set, s3, tmp_path):
+    succeed(zb, "fields", "upload", with_set, "t", SETS)
+    for _ in range(2):
+        s3.reset()
+        require_values(URL, shuffle="records", cache=tmp_path / "cache")
+    assert not [name for _, name, _ in s3.requests if ".values" in name]
+
+
 def test_damage_in_a_bucket_is_found(with_set):
     succeed(zb, "fields", "upload", with_set, "t", SETS)
     bucket = obstore.store.from_url(SETS)

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.console import Progress
+from zb_hdf5.errors import ArgumentError
+from zb_hdf5.field import SET_MARK
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
@@ -20,6 +22,7 @@ from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import records_in
 from zb_hdf5.store.cache import Cache, column_of
+from zb_hdf5.store.found_set import found_set
 
 #: Reads of the store at the same time: enough to hide the time that a server needs to answer.
 THREADS: Final = 8
@@ -32,6 +35,7 @@ def stage_batches(
     ranks: list[int],
     world_size: int,
     progress: Progress,
+    sets: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Copy the batches that some ranks will read in the rest of an epoch, and close the loader.
 
@@ -42,11 +46,13 @@ def stage_batches(
         staged.
     fields
         Names of the fields that are copied with the tokens.
+    sets
+        Names of the field sets of which all fields are copied.
 
     Returns
     -------
     dict
-        The noun for a "unit", and the numbers of `stage_units`.
+        The noun for a "unit", and the numbers of `stage_units`; with `sets` these of each under "field_sets".
     """
     with loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a full cache, which the report names
@@ -56,7 +62,19 @@ def stage_batches(
         if not needed.size:  # the state is at the end of its epoch
             loader.set_epoch(loader.epoch + 1)
             needed = batches_of_ranks(loader, ranks, world_size)
-        return {"unit": unit_of(batches.corpus), **stage_units(columns, needed, progress)}
+        of_sets = {name: [*map(batches.field, _fields_of_set(batches.corpus, name))] for name in sets}
+        report: dict[str, Any] = {"unit": unit_of(batches.corpus), **stage_units(columns, needed, progress)}
+        if of_sets:
+            report["field_sets"] = {name: stage_units(each, needed, progress) for name, each in of_sets.items()}
+        return report
+
+
+def _fields_of_set(corpus: Corpus, name: str) -> list[str]:
+    """Return the names of the fields of a field set, as loaders take them."""
+    facts = found_set(corpus, name).facts
+    if facts.is_of_documents:
+        raise ArgumentError(f"{corpus.path}: the field set {name} has values of documents, which no cache keeps")
+    return [f"{name}{SET_MARK}{field.name}" for field in facts.fields]
 
 
 def unit_of(corpus: Corpus) -> str:
@@ -110,10 +128,12 @@ def stage_units(columns: list[Batches], needed: npt.NDArray[np.int64], progress:
 
 def units_of(batches: Batches, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the units of the tokens that lie in some batches, ascending."""
-    unit = batches.tokens.unit
+    size = 1 if batches.meta.field is None else batches.meta.field.size  # windows of a field are as much wider
+    unit = batches.corpus.tokens_of_unit * size
     batch_tokens = batches.batch_size * batches.stride
     firsts = numbers * batch_tokens // unit
-    stops = np.minimum((numbers + 1) * batch_tokens + batches.overlap, batches.tokens.num_tokens)
+    num_units = -(-batches.tokens.num_tokens // batches.tokens.unit)
+    stops = np.minimum((numbers + 1) * batch_tokens + batches.overlap, num_units * unit)
     lasts = (stops - 1) // unit
     most = int((lasts - firsts).max(initial=0)) + 1
     return np.unique(np.minimum(firsts[:, np.newaxis] + np.arange(most), lasts[:, np.newaxis]))

@@ -58,6 +58,9 @@ _node_option = option_group("Node")
 @_order_option("--split", help="Split that the loader reads: train, val, test, or all. [default: that for training]")
 @_order_option("--targets", is_flag=True, help="The loader of a token stream has targets=True.")
 @_order_option("--field", "fields", multiple=True, help="Copy the values of this field too; may be given repeatedly.")
+@_order_option(
+    "--field-set", "sets", multiple=True, help="Copy the values of this field set too; may be given repeatedly."
+)
 @_node_option("--ranks", type=Parsed("ranks", ranks_named), help="The ranks of this node, such as 8-15. [default: all]")
 @_node_option("--world-size", type=FROM_1, default=1, help="Ranks of the whole job.")
 @_node_option("--cache-bytes", type=SIZE, help="Bytes that FOLDER may hold. [default: 90 % of the free space]")
@@ -70,6 +73,7 @@ def zb_stage(
     split: str | None,
     epoch: int,
     fields: tuple[str, ...],
+    sets: tuple[str, ...],
     ranks: list[range] | None,
     world_size: int,
     cache_bytes: int | None,
@@ -104,11 +108,19 @@ def zb_stage(
         loader = Loader(store, rank=0, world_size=1, batch_size=batch_size, split=split or AUTO_SPLIT, **order)
         loader.set_epoch(epoch)
     with Progress("stage", 0, unit="B") as progress:
-        report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress)
+        report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress, sets)
+    lines = _lines_of(report, report["unit"], "staged")
+    for name, of_set in report.get("field_sets", {}).items():
+        lines += _lines_of(of_set, "record", f"field set {name}")
+    return Output(report, lines)
+
+
+def _lines_of(report: dict[str, Any], noun: str, title: str) -> list[tuple[str, str]]:
+    """Return the lines of the units that were staged of some columns, and of those that the cache has no room for."""
     units = report["units"]
     held = report["present"] + report["copied"]
-    size = f"{counted(units, report['unit'])}, {format_bytes(report['num_bytes'])}"
-    lines = [("staged", f"{held:,} of {size}; {report['present']:,} were there already")]
+    size = f"{counted(units, noun)}, {format_bytes(report['num_bytes'])}"
+    lines = [(title, f"{held:,} of {size}; {report['present']:,} were there already")]
     if left := units - held:
-        lines.append(("left out", f"{counted(left, report['unit'])}: the cache or its disk is full; see 'zb cache'"))
-    return Output(report, lines)
+        lines.append(("left out", f"{counted(left, noun)}: the cache or its disk is full; see 'zb cache'"))
+    return lines

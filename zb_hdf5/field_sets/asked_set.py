@@ -134,7 +134,7 @@ def open_field_set(
                 corpus,
                 files,
                 _parsed(fields),
-                _records_of(corpus, seq_len, stride),
+                (seq_len, stride),
                 name=name,
                 split=split,
                 about=about,
@@ -151,14 +151,14 @@ def _asked(
     corpus: Corpus,
     files: tuple[BoundFile, ...],
     fields: tuple[Field, ...],
-    records: tuple[int, int],
+    windows: tuple[int | None, int | None],
     **facts: Any,
 ) -> SetFacts:
     """Return the facts of a set as a job asks for it, before it is cut into parts."""
     is_of_documents = {field.unit == UNITS[2] for field in fields}
     if len(is_of_documents) > 1:
         raise ArgumentError(f"field set {facts['name']}: fields of documents are a set of their own")
-    record_tokens, seq_len = (0, 0) if True in is_of_documents else records
+    record_tokens, seq_len = (0, 0) if True in is_of_documents else _records_of(corpus, *windows)
     return SetFacts(
         fields=fields,
         record_tokens=record_tokens,

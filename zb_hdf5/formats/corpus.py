@@ -40,6 +40,7 @@ from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import (
+    BATCHES,
     BATCHES_LAYOUT,
     SAMPLED_AS,
     STREAM_LAYOUT,
@@ -272,6 +273,8 @@ class Corpus:
         set_name, mark, field = name.partition(SET_MARK)
         if mark:
             found = self._field_set(set_name).corpus_of(field)
+            if self._cache is not None:
+                found = found.cached(self._cache)
             self._other_fields.append(found)
             self._fields[name] = found
             return found
@@ -524,6 +527,16 @@ class Corpus:
     def compared_tokens(self) -> Tokens | None:
         """Return tokens that compare each unit that is read whole with its crc32; None where none are compared."""
         return self.tokens if self.verified in ("whole reads", "all reads") else None
+
+    @property
+    def tokens_of_unit(self) -> int:
+        """The tokens that a unit has, or has the values of."""
+        return self.tokens.unit // (1 if self.meta.field is None else self.meta.field.size)
+
+    @property
+    def column_in_cache(self) -> str:
+        """The name of these tokens or values among all that a cache keeps of the same tokens."""
+        return BATCHES if self.meta.field is None else self.meta.column
 
     def cached(self, cache: Callable[[Corpus], Tokens]) -> Corpus:
         """Return this corpus with its tokens in a cache, and its fields when they are opened.

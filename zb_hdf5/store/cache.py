@@ -39,7 +39,7 @@ from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.threads import LOOK_S, raise_if_cancelled
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.corpus import Batches, Corpus
-from zb_hdf5.spec import BATCHES, U32_MAX, TokenArray
+from zb_hdf5.spec import U32_MAX, TokenArray
 
 #: The folder of a store; nothing else in a cache folder is ever touched.
 STORE_NAME: Final = re.compile(r"zb-cache-[0-9a-f]{64}")
@@ -348,8 +348,7 @@ class Cache:
             folder = compared if compared.exists() else folder
             if not folder.exists():
                 return tokens
-        column_name = BATCHES if corpus.meta.field is None else corpus.meta.column
-        name = f"{column_name.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
+        name = f"{corpus.column_in_cache.replace('/', '-')}-{tokens.unit}{tokens.dtype.str}"
         try:
             column = CachedColumn(folder, name, tokens, max_bytes)
         except IncompleteError:  # of another process, at this moment

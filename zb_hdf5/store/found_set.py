@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,19 +36,40 @@ class SetCorpus(Corpus):
         The facts of the field set.
     about
         As `SetFacts` has it.
+    set_sha256
+        The digest of the set; "": it is not finished.
     """
 
     backend = "hdf5"
 
-    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, facts: SetFacts) -> None:
+    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, facts: SetFacts, set_sha256: str) -> None:
         super().__init__(path, meta, tokens)
         self.facts = facts
+        self.set_sha256 = set_sha256
         self.about = facts.about
         self.words = facts.words
         self.windows_of_set = Windows(1, facts.seq_len, facts.record_tokens) if facts.seq_len else None
 
     def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:
         return replace(self.meta, batch_size=windows.size, seq_len=windows.length)
+
+    @property
+    def tokens_of_unit(self) -> int:
+        return self.facts.record_tokens
+
+    @property
+    def column_in_cache(self) -> str:
+        return f"{self.facts.name}-{self.meta.column}-{self.set_sha256}"
+
+    def compared_tokens(self) -> Tokens | None:
+        return None if self.verify == "none" else self.tokens
+
+    def cached(self, cache: Callable[[Corpus], Tokens]) -> Corpus:
+        """Return this corpus with its values in a cache; values of documents, and of a set not finished, as they are.
+
+        A value of a document is smaller than its mark in a cache is.
+        """
+        return super().cached(cache) if self.set_sha256 and not self.facts.is_of_documents else self
 
 
 class FieldInPart(NamedTuple):
@@ -107,7 +128,9 @@ class FoundSet:
         field = self.facts.field(name)
         meta = StoreMeta(1, self.facts.items(field), field.dtype, layout=BATCHES_LAYOUT, codec=NO_CODEC, field=field)
         tokens = self._lacking(meta, field) if self.index is None else self._finished(self.index, meta, field)
-        return SetCorpus(self.folder, meta, tokens, self.facts)
+        found = SetCorpus(self.folder, meta, tokens, self.facts, "" if self.index is None else self.index.sha256)
+        found.verify = self.verify
+        return found
 
     def _finished(self, index: SetIndex, meta: StoreMeta, field: Field) -> Tokens:
         columns = [index.parts[key] for key in ("first", "records", "path", "bytes")]

@@ -5,6 +5,11 @@ import json
 import golden
 import pins
 import pytest
+from reading import reading
+
+from zb_hdf5.store.found_path import found_at, look_of
+from zb_hdf5.store.found_store import FoundStore
+from zb_hdf5.store.recognition import files_in_place
 
 CASES = pins.cases()
 PINNED = pins.load()
@@ -42,3 +47,17 @@ def test_facts_are_those_of_earlier_builds(group, folder):
             different += more_opens(case, PINNED[case], found)
             different += [f"{case}: {fact}" for fact in golden.differences({"": PINNED[case]}, {"": found})]
     assert not different
+
+
+@pytest.mark.filterwarnings("ignore:channel 1 is taken")
+def test_files_that_are_verified_are_those_that_are_opened(folder):
+    compared = []
+    for name, kind in pins.kinds().items():
+        options = reading(kind.options)
+        with look_of(folder / kind.path) as look:
+            found = found_at(look.path, look=look, **{**options, "split": None})
+            if not kind.digests and not isinstance(found, FoundStore):
+                files = files_in_place(look, found.read_as)
+                assert (files.code.name, tuple(files.files)) == (found.backend, found.files or (look.path,)), name
+                compared.append(found.backend)
+    assert {"npy", "megatron", "datatrove", "olmo", "bin", "batch", "hdf5"} <= {*compared}

@@ -149,6 +149,10 @@ class Format:
         """Return whether a path is of this format, by its content."""
         return not look.is_dir and self.row.has_magic(look)
 
+    def files(self, look: Look) -> list[Path]:
+        """Return the files at a path that are of this format; none if the path is of another one. None is read."""
+        return [look.path] if self.fits(look) else []
+
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         """Return what a look finds at a path of this format; None: the path is of another one.
 

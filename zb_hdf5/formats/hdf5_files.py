@@ -23,6 +23,9 @@ from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 class HDF5Files(Format):
     """A lone HDF5 file, whoever has written it, or a folder of files of another program: see `ForeignFiles`."""
 
+    def files(self, look: Look) -> list[Path]:
+        return ForeignFiles(self.row, self.read_as).files(look) if look.is_dir else super().files(look)
+
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         if look.is_dir:
             return ForeignFiles(self.row, self.read_as).recognise(look, backend, split)

@@ -39,7 +39,7 @@ from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.format_list import HDF5, flat_format, flat_names, format_without_digests
 from zb_hdf5.store.index import find_index
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
-from zb_hdf5.store.recognition import FilesWithoutDigests, flat_at, named_by_prefix, not_recognised, require_datasets
+from zb_hdf5.store.recognition import files_in_place, named_by_prefix, not_recognised, require_datasets
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 from zb_hdf5.store.way_in import way_in
 
@@ -285,14 +285,13 @@ def not_in_place(look: Look) -> FormatError | None:
     return way_in(look) or not_recognised(look)
 
 
-def files_without_digests(look: Look, read_as: ReadAs) -> FilesWithoutDigests | None:
-    """Return the files at a path that hold no digests; None if they are others. No dataset is looked for."""
-    found = flat_at(look, read_as)
-    if found is not None or find_index(look.path) or stores_by_format(look.path):
-        return found
-    foreign = format_without_digests(HDF5, read_as)
-    files = [] if foreign is None else foreign.files(look)
-    return FilesWithoutDigests(foreign, files) if foreign is not None and files else None
+def files_without_digests(look: Look, read_as: ReadAs) -> tuple[FlatFormat, list[Path]] | None:
+    """Return the files at a path that hold no digests, and their format; None if they are others."""
+    is_store = find_index(look.path) or stores_by_format(look.path)
+    found = None if is_store else files_in_place(look, read_as)
+    flat = None if found is None else format_without_digests(found.code.name, read_as)
+    files = [] if flat is None else flat.files(look)
+    return (flat, files) if flat is not None and files else None
 
 
 def _has_digests(path: Path) -> BackendError:

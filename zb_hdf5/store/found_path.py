@@ -31,6 +31,7 @@ from zb_hdf5.store.format_list import (
 from zb_hdf5.store.found_store import FoundStore, store_at
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.recognition import (
+    formats_at,
     headerless_name,
     installed_name_of,
     may_hold,
@@ -128,12 +129,8 @@ def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> F
 def _of_ours(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found | None:
     """Return what one of our formats that are read in place finds at a path; None: it is of none of them."""
     with _noting_documents(look, read_as):
-        for row in FORMATS.values():
-            if not row.has_documents and may_hold(row, look, backend):
-                found = load_format(row, read_as).recognise(look, backend, split)
-                if found is not None:
-                    return found
-    return None
+        recognised = (code.recognise(look, backend, split) for code in formats_at(look, read_as, backend))
+        return next((found for found in recognised if found is not None), None)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.look import Look
@@ -24,7 +25,7 @@ from zb_hdf5.store.format_list import (
 from zb_hdf5.trainers.installed_formats import first_of
 
 if TYPE_CHECKING:
-    from zb_hdf5.formats.flat import FlatFormat
+    from zb_hdf5.formats.format import Format
 
 # numpy, and whatever else the help of the commands does not need, is imported where it is used
 
@@ -122,11 +123,11 @@ def require_datasets(look: Look, read_as: ReadAs) -> None:
         raise BackendError(f"{facts}, found a {found.name!r} file", options=[name])
 
 
-# --- files of ids --------------------------------------------------------------------------------------------------
+# --- files that are read in place ----------------------------------------------------------------------------------
 
 
-class FilesWithoutDigests(NamedTuple):
-    """Files of ids that hold no digests, which may be made.
+class FilesInPlace(NamedTuple):
+    """The files at a path that are in no store.
 
     Attributes
     ----------
@@ -136,8 +137,33 @@ class FilesWithoutDigests(NamedTuple):
         The files of ids, in the order of the stream.
     """
 
-    code: FlatFormat
+    code: Format
     files: list[Path]
+
+
+def formats_at(look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto") -> Iterator[Format]:
+    """Yield our formats that are read in place and that a path may be of, in the order in which they are asked."""
+    for row in FORMATS.values():
+        if not row.has_documents and may_hold(row, look, backend):
+            yield load_format(row, read_as)
+
+
+def files_in_place(look: Look, read_as: ReadAs = AS_STORED) -> FilesInPlace | None:
+    """Return the files at a path that are read in place and are in no store, damaged ones too; None if it has others.
+
+    The first format that has them is that of `found_at`, which reads them. Raises as `headerless_name`.
+    """
+    if read_as.lacks_header:
+        code = load_format(FORMATS[headerless_name(look)], read_as)
+        return FilesInPlace(code, code.files(look))
+    for code in formats_at(look, read_as):
+        if files := code.files(look):
+            return FilesInPlace(code, files)
+    if is_store(look):
+        return None
+    name = installed_name_of(look, [])
+    flat = flat_format(name)
+    return None if flat is None else FilesInPlace(flat, flat_files(name, look))
 
 
 def flat_files(name: str, look: Look) -> list[Path]:
@@ -160,19 +186,10 @@ def flat_files(name: str, look: Look) -> list[Path]:
         return [] if code is None else code.files(look)
 
 
-def flat_at(look: Look, read_as: ReadAs = AS_STORED) -> FilesWithoutDigests | None:
-    """Return the files of a flat format at a path; None if it has others. Raises as `headerless_name`."""
-    if read_as.lacks_header:
-        code = cast("FlatFormat", load_format(FORMATS[headerless_name(look)], read_as))
-        return FilesWithoutDigests(code, code.files(look))
-    for name in flat_names():
-        if files := flat_files(name, look):
-            return FilesWithoutDigests(cast("FlatFormat", load_format(FORMATS[name])), files)
-    if is_store(look):
-        return None
-    name = installed_name_of(look, [])
-    flat = flat_format(name)
-    return None if flat is None else FilesWithoutDigests(flat, flat_files(name, look))
+def flat_at(look: Look) -> FilesInPlace | None:
+    """Return the files at a path that are of a flat format; None if it has others."""
+    found = files_in_place(look)
+    return found if found is not None and found.code.row.is_flat else None
 
 
 def is_store(look: Look) -> bool:

@@ -31,6 +31,7 @@ from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.format import Format
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
@@ -45,17 +46,16 @@ from zb_hdf5.store.digests import (
 )
 from zb_hdf5.store.format_list import FORMATS, HDF5, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex, find_index
+from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.rebuild import entry_of
 from zb_hdf5.store.recognition import (
-    backend_in,
-    flat_at,
+    files_in_place,
     format_of,
     named_by_prefix,
-    not_recognised,
+    no_known_file,
     require_datasets,
 )
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.way_in import way_in
 
 
 @dataclass
@@ -269,13 +269,12 @@ def verify_store(
             return _verify_flat(look, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
         if not read_as.lacks_header and (stores := stores_by_format(path)):
             return _verify_each(path, stores, split, workers, progress, announce)
-        flat = None
-        files: list[Path] = []
         if read_as.lacks_header or not find_index(path):
-            flat, files = _lone_files(look, read_as)
-            files = SplitFiles.at([path], files, split).files
-        if files:
-            return _verify_files(look, _Check(None, progress, announce, read_as, flat), files, workers)
+            found = files_in_place(look, read_as)
+            if found is None:
+                return [_unknown(look)]
+            files = SplitFiles.at([path], found.files, split).files
+            return _verify_files(look, _Check(None, progress, announce, read_as, found.code), files, workers)
     index = ShardIndex.load(path).of_split(split)
     check = _Check(index, progress, announce, read_as)
     with _readers(workers) as readers:
@@ -286,6 +285,17 @@ def verify_store(
     if split is None and not any(report.problem for report in reports):
         _check_records(folder, index, reports)
     return reports + tables
+
+
+def _unknown(look: Look) -> ShardReport:
+    """Return the report of a file that no format has, and that has a name of ours; raise the error of another path."""
+    problem = not_in_place(look) or (no_index(look.path) if look.is_dir else None)
+    if problem is not None:
+        raise problem
+    report = ShardReport(str(look.path))
+    with _recorded(report, is_lone=True):
+        raise no_known_file(look)
+    return report
 
 
 def _readers(workers: int | None) -> ReadPool:
@@ -313,35 +323,21 @@ def _verify_flat(
     found = files_without_digests(look, read_as)
     if found is None:
         raise not_in_place(look) or needs_no_digests(path, digests.path)
-    flat: FlatFormat | None = found.code
-    name = found.code.name
-    files = SplitFiles.at([path], found.files, split).files
+    code: Format | None
+    code, files = found
+    name = code.name
+    files = SplitFiles.at([path], files, split).files
     digests.require_format(name)
     if name == HDF5:
         if read_as.names_dataset:
             digests.require_dataset(replace(read_as, dataset=read_as.dataset or digests.read_as.dataset))
-        flat = format_without_digests(name, digests.read_as)
-    check = _Check(None, progress, announce, read_as, flat, digests=digests, place=path)
+        code = format_without_digests(name, digests.read_as)
+    check = _Check(None, progress, announce, read_as, code, digests=digests, place=path)
     names = [name_below(path, file) for file in files]
     announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
     reports = _verify_files(look, check, files, workers)
     missing = digests.missing(path, names) if path.is_dir() else {}
     return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
-
-
-def _lone_files(look: Look, read_as: ReadAs) -> tuple[FlatFormat | None, list[Path]]:
-    """Return the files at a path that are in no store, and their format if they hold no digests.
-
-    The path itself if it is another file; none of another folder.
-    """
-    found = files_without_digests(look, read_as) if look.is_dir else flat_at(look, read_as)
-    if found is not None:
-        return found
-    if look.is_dir or not backend_in(look):
-        problem = way_in(look) or not_recognised(look)
-        if problem is not None:
-            raise problem
-    return None, [] if look.is_dir else [look.path]
 
 
 def _verify_shards(readers: ReadPool, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
@@ -442,8 +438,8 @@ class _Check:
         As for `verify_store`.
     read_as
         How the files are read.
-    flat
-        The format of lone files that hold no digests; None: they are of another one.
+    code
+        The format of lone files; None: the magic bytes of each shard tell it.
     digests
         Those of files that hold none, where they were made.
     place
@@ -454,7 +450,7 @@ class _Check:
     progress: Count
     announce: Count
     read_as: ReadAs = AS_STORED
-    flat: FlatFormat | None = None
+    code: Format | None = None
     digests: Digests | None = None
     place: Path | None = None
 
@@ -498,17 +494,15 @@ class _Check:
         counted: _Counted,
     ) -> None:
         """Fill the report of a file."""
-        flat = self.flat
-        if flat is not None and (self.digests is not None or not flat.row.takes_batches):
-            report.backend = flat.name
-            self._flat_file(flat, flat.facts(look), report, counted)
+        code = self.code or load_format(format_of(look), self.read_as)
+        report.backend = code.name
+        if isinstance(code, FlatFormat) and (self.digests is not None or not code.row.takes_batches):
+            self._flat_file(code, code.facts(look), report, counted)
             return
-        row = format_of(look)
-        report.backend = row.name
-        if not row.holds_batches:
-            report.token_count, report.missing = load_format(row).count(look)
+        if not code.row.holds_batches:
+            report.token_count, report.missing = code.count(look)
             return
-        with load_format(row, self.read_as).open_chunks(look) as corpus:
+        with code.open_chunks(look) as corpus:
             if self.index is None:  # shards are announced all at once
                 self.announce(corpus.num_tokens)
             _compare_columns(corpus, report, counted)

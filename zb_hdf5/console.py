@@ -478,6 +478,22 @@ class TokenizerName(click.ParamType[str]):
         return f"T{TYPED[Remedy.TOKENIZER][1:]}."
 
 
+def _parsed_groups(text: str) -> str:
+    """Return the groups of documents that a text names: by their sources, or by the words of a field set."""
+    if text != "source" and not re.fullmatch(r"meta:\w+", text):
+        raise ArgumentError(f"expected source, or meta:NAME of a field set of 'zb fields make', found {text!r}")
+    return text
+
+
+#: Adds an option for the tokens of groups of documents.
+shares_option: Final = option_group("Shares")
+by_option: Final = shares_option(
+    "--by",
+    type=Parsed("source|meta:NAME", _parsed_groups),
+    help="Count tokens by the sources of their documents, or by the words of a field set that 'zb fields make' made.",
+)
+
+
 def _named_channel(text: str) -> tuple[str, int]:
     """Return the field and the channel of NAME=N."""
     name, _, number = text.partition("=")

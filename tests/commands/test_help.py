@@ -39,7 +39,8 @@ def examples_of(name):
 def made_by(name):
     """Return the outputs of the examples of a command that lie in the folder of its sources."""
     made = {line[4] for line in examples_of(name) if line[1] == "convert" and not line[3].startswith("-")}
-    return made | {"index rebuild": {"data/train/shards.json"}, "tokenizer train": {"tok.json"}}.get(name, set())
+    others = {"index rebuild": "data/train/shards.json", "tokenizer train": "tok.json", "fields make": "text-h5/fields"}
+    return made | ({others[name]} if name in others else set())
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,9 @@ def data(folder, tmp_path_factory):
     (made / "said.jsonl").write_text("".join(lines))
     words = ["--tokenizer=byte", "--seq-len=64", "--batch-size=2", "--metadata-columns=lang", "--quiet"]
     succeed(convert, "jsonl-to-hdf5", made / "said.jsonl", made / "text-h5", *words)
+    succeed(zb, "fields", "make", made / "text-h5", "lang", "--meta", "lang")
+    with Loader(made / "text-h5", rank=0, world_size=1) as loader:
+        (made / "text.json").write_text(json.dumps(loader.state_dict()))
     (made / "s_0.parquet").write_bytes(b"fetched")
     for file in MEGATRON.iterdir():
         shutil.copy(file, made / f"corpus{file.suffix}")

@@ -123,20 +123,13 @@ def origins(
     tokenizer: str | None,
 ) -> list[Origin]:
     """Return the origin of the batch of each rank at a step of the epoch of a state; `text` needs a tokenizer."""
-    state = read_state(state_path)
     if (step + 1) * world_size > MAX_COUNT:
         raise ArgumentError(f"expected a step below {MAX_COUNT // world_size:,}, found {step:,}")
     steps = np.arange(step * world_size, (step + 1) * world_size)
-    if state.get("kind") == "mixture":
-        if read_as != AS_STORED or split:
-            raise ArgumentError(
-                f"{state_path}: is the state of a mixture: --split, --dataset, --axes, --source-dtype and --digests "
-                "are of one store"
-            )
-        mixed = _mixed_loader(stores, state, state_path)
-        requests = [(mixed.loaders[name], name, request) for name, request in mixed.requests(steps)]
+    loader = opened_state(stores, state_path, batch_size, read_as, split)
+    if isinstance(loader, MixedLoader):
+        requests = [(loader.loaders[name], name, request) for name, request in loader.requests(steps)]
     else:
-        loader = loader_of_state(stores, state, state_path, batch_size, read_as, split)
         if steps[-1] >= len(loader):
             raise ArgumentError(
                 f"step {step:,} is after the end of the epoch: {len(loader) // world_size:,} steps of "
@@ -149,6 +142,21 @@ def origins(
         origin = {"rank": rank, "source": name}
         found.append(_origin(origin, one.batches, records, one.seq_len, text=text, tokenizer=tokenizer))
     return found
+
+
+def opened_state(
+    stores: tuple[str, ...], path: Path, batch_size: int | None, read_as: ReadAs, split: str | None
+) -> Loader | MixedLoader:
+    """Return a loader of one rank at the position of the state in a file, also of a mixture."""
+    state = read_state(path)
+    if state.get("kind") != "mixture":
+        return loader_of_state(stores, state, path, batch_size, read_as, split)
+    if read_as != AS_STORED or split:
+        raise ArgumentError(
+            f"{path}: is the state of a mixture: --split, --dataset, --axes, --source-dtype and --digests "
+            "are of one store"
+        )
+    return _mixed_loader(stores, state, path)
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from zb_hdf5.console import FROM_1, STORE, Output, dataset_options, output_options
+from zb_hdf5.console import FROM_1, STORE, Output, Progress, by_option, dataset_options, output_options
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _epoch_option = option_group("Epoch of a loader")
     "--stride", type=FROM_1, help="Tokens from one record of a token stream to the next. [default: --seq-len]"
 )
 @_epoch_option("--world-size", type=FROM_1, help="Show the epoch of a loader on so many ranks. [default: 1]")
+@by_option
 @dataset_options
 @output_options
 def zb_info(
@@ -34,6 +36,7 @@ def zb_info(
     seq_len: int | None,
     stride: int | None,
     world_size: int | None,
+    by: str | None,
     read_as: ReadAs,
     split: str | None,
 ) -> Output:
@@ -46,6 +49,7 @@ def zb_info(
     Example: zb info data/train
     Example: zb info stream.h5 --batch-size 64 --seq-len 1024 --world-size 8
     Example: zb info genome.h5 --batch-size 1 --seq-len 8192 --stride 7992
+    Example: zb info text-h5 --by source
     """
     from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
     from zb_hdf5.store.set_place import sets_of
@@ -62,4 +66,13 @@ def zb_info(
         epoch = describe_epoch(path, batch_size, seq_len, stride, world_size or 1, read_as, split)
         lines.append(("epoch", epoch_text(epoch)))
         description["epoch"] = epoch
-    return Output(description, lines, exit_code=description.get("exit_code", 0))
+    text: Iterable[str] = ()
+    if by is not None:
+        from zb_hdf5.commands.shares import shares_of_path
+
+        with Progress("count", 0, unit="records") as progress:
+            shares = shares_of_path(path, by, read_as, split, progress)
+        description |= shares.to_json()
+        lines.append(shares.line())
+        text = shares.table()
+    return Output(description, lines, text, exit_code=description.get("exit_code", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,11 +13,17 @@ from zb_hdf5.console import (
     FROM_1,
     LOCAL,
     Output,
+    Parsed,
+    Progress,
+    by_option,
+    counted,
     dataset_options,
     output_options,
+    shares_option,
     text_option,
     tokenizer_option,
 )
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
@@ -26,6 +33,15 @@ if TYPE_CHECKING:
 ROWS_SHOWN: Final = 16
 
 _place_option = option_group("Step or batch")
+
+
+def _parsed_steps(text: str) -> tuple[int, int]:
+    """Return the first of some steps, and the one after the last."""
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+    first, stop = map(int, found.groups()) if found else (0, 0)
+    if first >= stop:
+        raise ArgumentError(f"expected two numbers that ascend, such as 0:20000, found {text!r:.80}")
+    return first, stop
 
 
 def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
@@ -47,6 +63,15 @@ def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[Any]:
 )
 @_place_option("--seq-len", type=FROM_1, help="Tokens of a row of --batch of a token stream. [default: 512]")
 @_place_option("--world-size", type=FROM_1, default=1, help="Ranks of the run.")
+@by_option
+@shares_option(
+    "--steps",
+    "between",
+    type=Parsed("FIRST:STOP", _parsed_steps),
+    help="Steps of --by, counted as --step: 0:20000 are 20,000.",
+)
+@shares_option("--next", "following", type=FROM_1, help="Steps of --by after the state, into later epochs too.")
+@shares_option("--last", type=FROM_1, help="Steps of --by before the state, in its epoch.")
 @text_option("--text", is_flag=True, help="Print the text of the parts too.")
 @tokenizer_option
 @text_option("--all", "all_rows", is_flag=True, help=f"Print all rows and text, not the first {ROWS_SHOWN} rows.")
@@ -60,6 +85,10 @@ def zb_which(
     batch_size: int | None,
     seq_len: int | None,
     world_size: int,
+    by: str | None,
+    between: tuple[int, int] | None,
+    following: int | None,
+    last: int | None,
     read_as: ReadAs,
     split: str | None,
     text: bool,
@@ -68,14 +97,28 @@ def zb_which(
 ) -> Output:
     """Name the shard, batch and rows of a training step, from the loader state of a checkpoint, or of a stored batch.
 
-    Documents in them are named where they are stored.
+    Documents in them are named where they are stored. With --by the tokens of many steps of all ranks are counted by
+    the sources of their documents, and no token is read.
 
     \b
     Example: zb which data/train --state loader.json --step 1200 --world-size 8
     Example: zb which web=data/web code=data/code --state mixed.json --step 1200
     Example: zb which data/train --batch 12 --text --tokenizer tok.json
     Example: zb which stream.h5 --batch 12 --batch-size 8 --seq-len 1024
+    Example: zb which text-h5 --state text.json --steps 0:20 --by source
+    Example: zb which text-h5 --state text.json --next 50 --by meta:lang
     """
+    asked_steps = [each for each in (between, last, following) if each is not None]
+    if by is not None or asked_steps:
+        if by is None or len(asked_steps) != 1 or state_path is None or step is not None or batch is not None or text:
+            raise click.UsageError("pass --by with --state and one of --steps, --next and --last")
+        from zb_hdf5.commands.shares import StepsAsked, shares_of_steps
+
+        steps = StepsAsked(between, last, following)
+        with Progress("count", 0, unit="records") as progress:
+            shares = shares_of_steps(stores, state_path, steps, by, batch_size, world_size, read_as, split, progress)
+        lines = [("steps", f"{steps.total:,} of {counted(world_size, 'rank')}"), shares.line()]
+        return Output({"steps": steps.total, "world_size": world_size, **shares.to_json()}, lines, shares.table())
     from zb_hdf5.commands.origins import drawn_origins, origin_of_batch, origins, shard_lines
 
     asked: dict[str, int]

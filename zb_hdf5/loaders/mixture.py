@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf, nan
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat, TypeAlias, Unpack, overload
@@ -15,6 +16,7 @@ from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
+from zb_hdf5.loaders.epoch_runs import EpochRun, runs_of_records
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
@@ -233,12 +235,33 @@ class MixedLoader(TokenLoader[BatchT]):
         """Return the reads of the batches at global positions, which follow each other, under one set of weights."""
         first = int(positions[0])
         schedule = next(each for each in reversed(self._schedules) if each.start.position <= first)
-        is_near = schedule.start.position <= self._position.position <= first
-        place = schedule.place_at(first, self._position if is_near else schedule.start)
+        place = self._place_at(schedule, first)
         sources = schedule.sources_from(place, len(positions))
         is_source = sources[:, np.newaxis] == np.arange(len(self.loaders))
         ordinals = (np.cumsum(is_source, axis=0) - 1)[np.arange(len(sources)), sources]
         return self._reads(schedule, place, sources, ordinals)
+
+    def _place_at(self, schedule: Schedule, position: int) -> Tally:
+        """Return the place after so many batches, by the nearest place of its schedule that is known."""
+        is_near = schedule.start.position <= self._position.position <= position
+        return schedule.place_at(position, self._position if is_near else schedule.start)
+
+    def runs(self, first: int, stop: int) -> dict[str, Iterator[EpochRun]]:
+        """Return the positions in the epochs of each source that batches take, from one global position to another."""
+        found: dict[str, Iterator[EpochRun]] = {name: iter(()) for name in self.loaders}
+        ends = [*(each.start.position for each in self._schedules[1:]), stop]
+        for schedule, end in zip(self._schedules, ends, strict=True):
+            begin = max(first, schedule.start.position)
+            if begin >= min(end, stop):
+                continue
+            place = self._place_at(schedule, begin)
+            after = schedule.place_at(min(end, stop), place)
+            for number, (name, loader) in enumerate(self.loaders.items()):
+                start = self._first_record(number, loader, schedule, place)
+                count = (after.counts[number] - place.counts[number]) * loader.batch_size
+                more = runs_of_records(start, count, self._records_of_epoch(loader, schedule))
+                found[name] = chain(found[name], more)
+        return found
 
     def _reads(self, schedule: Schedule, place: Tally, sources: IndexArray, ordinals: IndexArray) -> list[MixedRequest]:
         """Return the reads of some batches, each of which is that of its source so many batches after a place."""

@@ -29,7 +29,9 @@ def split_of(corpus: Corpus) -> str:
     splits = set(corpus.index.table.values["split"]) if isinstance(corpus, StoreCorpus) else set()
     if len(splits) > 1 or corpus.training_split is not None:
         raise ArgumentError(
-            f"{corpus.path}: has several splits, and a field set is of one: take corpus.split({DEFAULT_SPLIT!r})"
+            f"{corpus.path}: has several splits, and a field set is of one: open one of them, such as "
+            f"split={DEFAULT_SPLIT!r}",
+            options=["split"],
         )
     return splits.pop() if splits else str(corpus.origin.get("split") or DEFAULT_SPLIT)
 

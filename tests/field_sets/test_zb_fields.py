@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import h5py
@@ -61,8 +62,19 @@ def test_the_commands_tell_how_far_a_set_is_and_end_it(written):
 
 def test_info_and_verify_name_the_sets_of_a_store(written):
     assert report_of(zb, "info", written)["field_sets"] == ["w (train)"]
-    assert "w (train); zb fields list" in succeed(zb, "info", written).stdout
+    text = succeed(zb, "info", written).stdout
+    assert re.search(r"field set w \(train\) +w; 32 of 64 records; 4.0 KiB", text)
     assert f"not compared: zb fields verify {written} w" in succeed(zb, "verify", written).stdout
+
+
+def test_a_report_has_the_facts_of_the_sets_of_a_store(written, tmp_path):
+    finish(written)
+    digest = succeed(zb, "fields", "finish", written, "w").stdout.split()[-1]
+    [found] = report_of(zb, "report", written, "-o", tmp_path / "r.html")["field_sets"]
+    assert (found["name"], found["written"], found["sha256"]) == ("w", 64, digest)
+    page = (tmp_path / "r.html").read_text()
+    for text in ("Field sets", "w (train)", "w, float32 a token", "64 of 64 written", digest, "{&quot;model&quot;"):
+        assert text in page
 
 
 def test_a_damaged_record_is_named(written):
@@ -146,6 +158,7 @@ def test_codes_of_the_metadata_of_documents_come_with_their_segments(texts, tmp_
     path, languages = texts
     shutil.copytree(path, tmp_path / "st")
     report = report_of(zb, "fields", "make", tmp_path / "st", "lang", "--meta", "lang")
+    assert "lang (train)  code; finished; 3 words: " in succeed(zb, "info", tmp_path / "st").stdout
     counts = {word: languages.count(word) for word in set(languages) - {None}}
     assert report["words"] == sorted(counts, key=counts.get, reverse=True)
     wanted = ("documents", "meta:lang")

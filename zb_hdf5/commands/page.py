@@ -22,6 +22,7 @@ from zb_hdf5.commands.rows import (
     origin_text,
     value_text,
 )
+from zb_hdf5.commands.set_summary import set_facts_in_words
 from zb_hdf5.commands.statistics import Counts, SplitStatistics, Statistics
 from zb_hdf5.console import (
     counted,
@@ -128,7 +129,7 @@ def report_page(
     Parameters
     ----------
     numbers
-        The result of `report_json`.
+        The result of `report_json`, and "field_sets", the facts of the field sets.
     rows
         The rows that are shown as text; as ids without a tokenizer.
     making
@@ -152,6 +153,7 @@ def report_page(
         "Tokens": _token_parts(found, numbers, tokenizer),
         "Documents": _document_parts(d, found, numbers["document_lengths"]),
         **({"Sources": [_sources(found)]} if found.sources else {}),
+        **({"Field sets": [*_set_parts(numbers["field_sets"])]} if numbers.get("field_sets") else {}),
         f"Repeated {found.unit}s": _duplicate_parts(found, batches, tokenizer),
         "Samples": [_row(row, tokenizer) for row in rows],
     }
@@ -166,6 +168,13 @@ def report_page(
     ]
     template = Template(files("zb_hdf5.commands").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(title=html.escape(name), content="\n".join([*content, ""]))
+
+
+def _set_parts(sets: list[dict[str, Any]]) -> Iterator[Markup]:
+    """Yield the facts of each field set."""
+    for each in sets:
+        yield tag("h3", printable(f"{each['name']} ({each['split']})"))
+        yield facts([*set_facts_in_words(each), *([("words", ", ".join(each["words"]))] if each["words"] else [])])
 
 
 class Provenance(NamedTuple):

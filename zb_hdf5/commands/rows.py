@@ -75,6 +75,7 @@ class Row(NamedTuple):
     fields: Mapping[str, npt.NDArray[Any]] = {}  # shape (S, ...)
     spans: Sequence[tuple[int, int, Any]] = ()  # (first column, end column, value), ascending
     known: Mapping[int, Document] = {}  # by number
+    ranges: Sequence[tuple[int, int]] = ()  # the first position in the corpus, and the number, of its tokens
 
     def parts(self, limit: int | None) -> list[Part]:
         """Return the parts to show: all of the row, or three quarters of `limit` tokens and one from its end."""
@@ -191,7 +192,8 @@ def rows_of(batches: Batches, records: IndexArray, seq_len: int | None = None) -
         name = _name_of(batches, int(records[number]), length)
         here = slice(number * length, (number + 1) * length)
         runs = (pieces.columns[first:end].astype(np.int64), pieces.offsets[first:end])
-        rows.append(_row(batches, name, tokens[here], runs, {each: field[here] for each, field in fields.items()}))
+        row = _row(batches, name, tokens[here], runs, {each: field[here] for each, field in fields.items()})
+        rows.append(row._replace(ranges=[(int(first_tokens(batches, records[number], length)), length)]))
     return rows
 
 
@@ -271,7 +273,8 @@ def document_row(batches: Batches, number: int) -> Row:
         name += f", less {left:,} tokens that are not in the store"
     columns = np.cumsum(lengths) - lengths
     begins = np.append(True, np.diff(offsets - columns) != 0)[: len(offsets)]  # the others go on where one ends
-    return _row(batches, name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields)
+    row = _row(batches, name, tokens, (columns[begins], offsets[begins].astype(np.uint64)), fields)
+    return row._replace(ranges=[*zip(starts.tolist(), lengths.tolist(), strict=True)])
 
 
 def _runs_of(batches: Batches, document: Document) -> IndexArray:

@@ -63,69 +63,11 @@ def zb_fields_list(path: Path) -> Output:
     \b
     Example: zb fields list data/train
     """
-    from zb_hdf5.store.set_facts import SetFacts
-    from zb_hdf5.store.set_place import set_folder, sets_of
+    from zb_hdf5.commands.set_summary import set_line, summaries_of
 
-    rows = []
-    for name, split in sets_of(path):
-        folder = set_folder(path, name, split)
-        rows.append((name, split, _summary(SetFolder(folder, SetFacts.load(folder)))))
-    lines = [(f"{name} ({split})", _line_of(facts)) for name, split, facts in rows]
-    return Output(
-        {"path": str(path), "sets": [facts for *_, facts in rows]},
-        lines or [("sets", f"none: {path} has no field sets")],
-    )
-
-
-def _summary(found: SetFolder) -> dict[str, Any]:
-    """Return the facts of a set for a report."""
-    from zb_hdf5.field_sets.set_upkeep import range_states
-
-    facts = found.facts
-    states = list(range_states(found.folder, facts))
-    owners = [(state.first, str(state.owner)) for state in states if state.owner is not None]
-    return {
-        "name": facts.name,
-        "split": facts.split,
-        "folder": str(found.folder),
-        "fields": {field.name: field.to_json() for field in facts.fields},
-        "about": facts.about,
-        "records": facts.num_records,
-        "record_tokens": facts.record_tokens,
-        "seq_len": facts.seq_len,
-        "written": sum(state.done for state in states),
-        "bytes": facts.num_records * facts.record_bytes,
-        "parts": len(states),
-        "parts_done": sum(not state.missing for state in states),
-        "claims": [{"first": first, "owner": owner} for first, owner in owners],
-        "finished": _is_finished(found),
-        "maker": facts.maker,
-        "note": facts.note,
-        "words": list(facts.words),
-        "bound_by": _bound_by(facts),
-    }
-
-
-def _is_finished(found: SetFolder) -> bool:
-    from zb_hdf5.errors import NotFoundError
-    from zb_hdf5.store.set_index import SetIndex
-
-    try:
-        return SetIndex.load(found.folder, found.facts).has_all_of(found.facts)
-    except NotFoundError:
-        return False
-
-
-def _bound_by(facts: SetFacts) -> str:
-    from zb_hdf5.store.set_facts import SAMPLED
-
-    sampled = sum(file.digest.startswith(SAMPLED) for file in facts.files)
-    return f"a sample of {counted(sampled, 'file')}" if sampled else "digests"
-
-
-def _line_of(facts: dict[str, Any]) -> str:
-    state = "finished" if facts["finished"] else f"{facts['written']:,} of {facts['records']:,} records"
-    return f"{', '.join(facts['fields'])}; {state}; {format_bytes(facts['bytes'])}"
+    found = summaries_of(path)
+    lines = [(f"{each['name']} ({each['split']})", set_line(each)) for each in found]
+    return Output({"path": str(path), "sets": found}, lines or [("sets", f"none: {path} has no field sets")])
 
 
 @zb_fields.command("info", cls=GroupedCommand, short_help="Describe a field set, and how far its jobs are.")
@@ -137,26 +79,17 @@ def zb_fields_info(found: SetFolder) -> Output:
     \b
     Example: zb fields info data/train teacher
     """
+    from zb_hdf5.commands.set_summary import set_facts_in_words, set_summary
     from zb_hdf5.spec import SET_FACTS
 
-    facts = _summary(found)
+    facts = set_summary(*found)
     rate, left_s = _pace(facts, time.time() - (found.folder / SET_FACTS).stat().st_mtime)
-    fields = [
-        f"{field.name} {field.kind or field.dtype} {field.shape or ''} a {field.unit}".replace("  ", " ")
-        for field in found.facts.fields
-    ]
     lines = [
         ("set", f"{facts['name']} ({facts['split']}) in {facts['folder']}"),
-        ("fields", "; ".join(fields)),
-        ("about", "the next token" if facts["about"] == "next" else "the token"),
-        ("records", f"{facts['written']:,} of {facts['records']:,} written, {format_bytes(facts['bytes'])} in all"),
+        *set_facts_in_words(facts),
         ("parts", f"{facts['parts_done']:,} of {facts['parts']:,} done"),
         *[("claimed", f"from record {claim['first']:,} by {claim['owner']}") for claim in facts["claims"]],
-        ("bound by", facts["bound_by"]),
     ]
-    if facts["seq_len"]:
-        lines.append(("windows", f"{facts['seq_len']:,} tokens, every {facts['record_tokens']:,}"))
-    lines += [(name, facts[name]) for name in ("maker", "note") if facts[name]]
     if facts["finished"]:
         lines.append(("state", "finished"))
     elif rate:
@@ -197,12 +130,13 @@ def zb_fields_verify(found: SetFolder) -> Output:
     \b
     Example: zb fields verify data/train teacher
     """
+    from zb_hdf5.commands.set_summary import set_summary
     from zb_hdf5.errors import ChecksumError
     from zb_hdf5.field_sets.set_upkeep import damaged_records
 
     with Progress("verify", found.facts.num_records, unit="records") as progress:
         bad = damaged_records(found.folder, found.facts, progress.advance)
-    written = _summary(found)["written"]
+    written = set_summary(*found)["written"]
     text = f"damaged: records {', '.join(map(str, bad[:10]))}" if bad else f"{counted(written, 'record')} are whole"
     report = {"folder": str(found.folder), "records": written, "damaged": bad}
     return Output(report, [("verified", text)], exit_code=ChecksumError.exit_code if bad else 0)
@@ -238,10 +172,11 @@ def zb_fields_drop(found: SetFolder, yes: bool) -> Output:
     \b
     Example: zb fields drop data/train teacher --yes
     """
+    from zb_hdf5.commands.set_summary import set_summary
     from zb_hdf5.field_sets.set_upkeep import drop_set
 
     if not yes:
-        written = _summary(found)["written"]
+        written = set_summary(*found)["written"]
         click.confirm(f"Remove {found.folder}, with the values of {counted(written, 'record')}?", abort=True)
     num_bytes = drop_set(found.folder, found.facts)
     return Output(

@@ -52,16 +52,16 @@ def zb_info(
     Example: zb info text-h5 --by source
     """
     from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
-    from zb_hdf5.store.set_place import sets_of
+    from zb_hdf5.commands.set_summary import set_line, summaries_of
 
     unfinished = interrupted(path)
     if unfinished is not None:
         return unfinished
     description = describe(path, read_as, split)
     lines = describe_lines(description)
-    if sets := [f"{name} ({of})" for name, of in sets_of(path)]:
-        lines.append(("field sets", f"{', '.join(sets)}; zb fields list {path} tells how far they are"))
-        description["field_sets"] = sets
+    if sets := {f"{each['name']} ({each['split']})": each for each in summaries_of(path)}:
+        lines += [(f"field set {name}", set_line(each)) for name, each in sets.items()]
+        description["field_sets"] = list(sets)
     if batch_size or seq_len or stride or world_size:
         epoch = describe_epoch(path, batch_size, seq_len, stride, world_size or 1, read_as, split)
         lines.append(("epoch", epoch_text(epoch)))

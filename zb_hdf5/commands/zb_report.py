@@ -64,6 +64,7 @@ def zb_report(
     from zb_hdf5.commands.description import describe
     from zb_hdf5.commands.page import Provenance, report_json, report_page
     from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
+    from zb_hdf5.commands.set_summary import summaries_of
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
 
@@ -77,7 +78,7 @@ def zb_report(
             found = measure(reader, sample_batches, progress.advance)
         rows = chosen_rows(reader, sample=sample, seed=seed)
         vocab_size = reader.meta.vocab_size or (known.vocab_size if known else 0)
-        numbers = report_json(path, found, vocab_size)
+        numbers = report_json(path, found, vocab_size) | {"field_sets": summaries_of(path)}
         making = Provenance(typed_command(), f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC")
         page = report_page(numbers, found, reader, rows, known, describe(path, read_as, split), making)
         write_atomically(output, page.encode("utf-8"))

@@ -59,9 +59,18 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
             raise
         reports = [ShardReport(str(path), problem=error)]
     found = verdict(path, reports)
-    sets = [name for name, _ in sets_of(path)]
-    lines = [(f"field set {name}", f"not compared: zb fields verify {path} {name}") for name in dict.fromkeys(sets)]
+    lines = [(f"field set {name}", f"not compared: {_check_of_set(path, name, of)}") for name, of in sets_of(path)]
     return found._replace(lines=[*found.lines, *lines])
+
+
+def _check_of_set(path: Path, name: str, split: str) -> str:
+    """Return how the values of a field set are compared."""
+    from zb_hdf5.files.paths import RemotePath
+    from zb_hdf5.spec import DEFAULT_SPLIT
+
+    if isinstance(path, RemotePath):
+        return "loaders compare each record of it that they read"
+    return f"zb fields verify {path} {name}{'' if split == DEFAULT_SPLIT else f' --split {split}'}"
 
 
 def _has_way_in(path: Path) -> bool:

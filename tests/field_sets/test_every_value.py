@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from zb_hdf5 import Field, Loader, MixedLoader, convert, open_corpus, open_field_set
+from zb_hdf5.files import checked, tokens
+from zb_hdf5.loaders import step_memory
 
 SEQ_LEN = 32
 FIELDS = [Field("ids", np.dtype("i4"), (3,), fill=-5), Field("logprobs", np.dtype("f2"), (2,), fill=9.0)]
@@ -136,7 +138,7 @@ def loader_of(made, name, shape, order, **options):
     batch_size, seq_len, *stride = shape
     options = {"fields": NAMES, "shuffle": order, "seed": 3, **options}
     if stride:
-        corpus = open_corpus(made / name)
+        corpus = open_corpus(made / name, **{key: options.pop(key) for key in ("access", "verify") if key in options})
         return Loader(corpus.batches(batch_size, seq_len, stride[0]), **options), corpus
     return Loader(made / name, batch_size=batch_size, seq_len=seq_len, **options), nullcontext()
 
@@ -243,3 +245,39 @@ def test_units_are_the_same_by_every_way_to_take_them(made, name, access):
             run = np.empty(min(len(expected) - start, 70 * unit + turn), values.dtype)
             values.read([(start, run)])
             assert (run == expected[start : start + len(run)]).all()
+
+
+@pytest.mark.parametrize("verify", ["auto", "none"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["store", "packed", "flat.npy"])
+def test_large_values_are_the_same_from_mappings_and_in_memory_that_is_filled_again(
+    made, references, name, order, verify, monkeypatch
+):
+    """As if these few bytes were many; all steps are kept, and then none is."""
+    shape = SHAPES[name][0]
+
+    def loader_with(**options):
+        return loader_of(made, name, shape, order, verify=verify, **options)
+
+    loader, opened = loader_with(access="pread")
+    with opened, loader:
+        expected = list(loader)
+    monkeypatch.setattr(step_memory, "LEAST_BYTES", 1)
+    monkeypatch.setattr(tokens, "LARGE_RUN_BYTES", 1)
+    monkeypatch.setattr(checked, "CACHED_BYTES", 1000)
+    loader, opened = loader_with()
+    with opened, loader:
+        require_equal(list(loader), expected)
+    loader, opened = loader_with()
+    with opened, loader:
+        for step, other in zip(loader, expected, strict=True):
+            references[name].require(step)
+            require_equal([step], [other])
+
+
+def require_equal(steps, others):
+    assert len(steps) == len(others) > 0
+    for step, other in zip(steps, others, strict=True):
+        assert step.keys() == other.keys()
+        for name in step:
+            assert step[name].numpy().tobytes() == other[name].numpy().tobytes(), name

@@ -24,6 +24,7 @@ from zb_hdf5 import (
     open_field_set,
 )
 from zb_hdf5.field import has_nan
+from zb_hdf5.files import tokens
 from zb_hdf5.store.set_index import parts_in
 from zb_hdf5.store.value_part import read_layout
 
@@ -228,6 +229,26 @@ def test_a_part_that_was_cut_short_is_refused(fresh):
             corpus.with_fields("t", allow_missing={"a": 0, "b": 0}).field("t/a")
         with open_field_set(fresh, "t") as found, pytest.raises((FormatError, IncompleteError)):
             found.finish()
+
+
+@pytest.mark.parametrize("verify", ["auto", "none"])
+@pytest.mark.parametrize("order", ["global", "records"])
+def test_a_part_that_is_cut_short_while_it_is_mapped_is_an_error(fresh, order, verify, monkeypatch):
+    """A process that touched the pages that are gone would be killed."""
+    monkeypatch.setattr(tokens, "LARGE_RUN_BYTES", 1)
+    write_missing(fresh)
+    path = parts_in(fresh / "fields/t/train")[1][1]
+
+    def read():
+        with Loader(fresh, fields=NAMES, shuffle=order, verify=verify) as loader:
+            for step in loader:  # all parts are mapped then
+                require_values(step)
+            os.truncate(path, 4096)
+            loader.set_epoch(1)
+            with pytest.raises(IncompleteError, match="was cut short"):
+                list(loader)
+
+    assert code_of(child(read)) == 0
 
 
 def test_tokens_that_the_last_record_lacks_are_missing(tmp_path):

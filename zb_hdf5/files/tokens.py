@@ -26,6 +26,8 @@ from zb_hdf5.spec import TokenArray, signed
 TokenRun: TypeAlias = tuple[int, TokenArray]
 #: A file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
 AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
+#: A run of so many bytes that is in memory is copied from the mapping.
+LARGE_RUN_BYTES: Final = 1 << 20
 #: Tokens that are looked for ahead of their reads, at most.
 LOOKED_AHEAD_AT: Final = 32
 
@@ -356,6 +358,8 @@ class FileTokens(Tokens):
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.access == "mmap":
             runs = [run for run in runs if not self._copy(*run)]
+        elif self._residency is not None and self._residency.in_memory:
+            runs = [run for run in runs if not self._copy_large(*run)]
         self.file.read_ranges(self.ranges_of(runs))
 
     def ranges_of(self, runs: Iterable[TokenRun]) -> Iterator[Range]:
@@ -380,6 +384,19 @@ class FileTokens(Tokens):
         if view is None:
             return False
         out[...] = view
+        return True
+
+    def _copy_large(self, start: int, out: TokenArray) -> bool:
+        """Copy a long run that is in memory from the mapping, in two thirds of the time of a read; False if it is not.
+
+        A short one is not worth the faults of the pages that nobody has read from the mapping yet.
+        """
+        if out.nbytes < LARGE_RUN_BYTES or out.dtype != self.dtype:
+            return False
+        flat = self.flat()
+        if flat is None or start + len(out) > len(flat):  # the read raises the error
+            return False
+        self.residency.watch_some(np.copyto, out, flat[start : start + len(out)])
         return True
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:

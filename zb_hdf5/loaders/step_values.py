@@ -21,6 +21,7 @@ from zb_hdf5.errors import ArgumentError, ZbError, require_choice
 from zb_hdf5.field import BFLOAT16, CODE, RESERVED_NAMES, SET_MARK, UNITS
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
+from zb_hdf5.loaders.step_memory import StepMemory
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import ABOUT
@@ -221,6 +222,7 @@ class StepValues:
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         self._units = {name: _unit_of(reader, stored) for name, stored in self._fields.items()}
+        self._memory = {stored: StepMemory() for stored in self._fields.values()}
         codes = [name for name in self._documents if name.startswith(f"{META}{META_MARK}")]
         self._codes = {name: code_field(name.partition(META_MARK)[2]) for name in codes}
         of_documents = bool(codes) or UNITS[2] in self._units.values()
@@ -434,12 +436,12 @@ class StepValues:
         """Return the values of the records of a request, and 0, or the fill value, in the rows after them."""
         values = self._reader.field(name)
         shape = value_shape(values)
-        row_values = self._seq_len * value_count(values)
+        rows = (num_rows, self._seq_len * value_count(values))
+        memory = self._memory.get(name)  # of fields alone: the targets of a store are few bytes
+        out = np.empty(rows, values.dtype) if memory is None else memory.array(rows, values.dtype)
         if isinstance(request, int):
-            out = np.empty((num_rows, row_values), values.dtype)
             values.read_into(request, out)
         else:
-            out = np.empty((num_rows, row_values), values.dtype)
             field = values.meta.field
             out[len(request) :] = 0 if field is None or field.fill is None else field.padding
             values.read_records_into(request, out[: len(request)])

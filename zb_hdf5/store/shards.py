@@ -24,7 +24,7 @@ from zb_hdf5.errors import (
     UnverifiableError,
     ZbError,
 )
-from zb_hdf5.files.checked import Checked, Crc32Rows, checked, crc32_of, stored_crc32
+from zb_hdf5.files.checked import Checked, Crc32Rows, checked, crc32_of, stored_crc32, take_units
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
@@ -248,7 +248,7 @@ class Sharded(Tokens):
         if len(self._firsts) == 1:
             self.open_file(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
             return
-        is_compared = self._compares_all and out.shape[1] == self.unit and not (starts % self.unit).any()
+        is_compared = self._compares_all and out.shape[1] == self.unit and self._are_units(starts)
         flat = self._flat_of_all() if is_compared else self.flat()
         if flat is not None:
             self.residency.watch_some(self._take_units if is_compared else gather_from, flat, starts, out)
@@ -275,14 +275,24 @@ class Sharded(Tokens):
         out[order] = rows
         self.flat()  # for the next gather
 
+    def _are_units(self, starts: npt.NDArray[np.int64]) -> bool:
+        """Return whether positions, and all files, begin with a unit."""
+        return not ((starts % self.unit).any() or (self._firsts % self.unit).any())
+
     def _take_units(self, flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        """Copy units from the mapping of all files; each is compared, as its file does it, while it is in the cache."""
-        numbers = self._firsts.searchsorted(starts, side="right") - 1
-        for number, start, row in zip(numbers.tolist(), starts.tolist(), out, strict=True):
-            file = self.open_file(number, start)
-            row[...] = flat[start : start + self.unit]
+        """Copy units from the mapping of all files, and compare each as its file does it."""
+        take_units(flat, starts // self.unit, out, self._compare_crc32)
+
+    def _compare_crc32(self, numbers: npt.NDArray[np.int64], found: Sequence[int]) -> None:
+        """Compare the crc32 of units that were read, which have these numbers among all."""
+        crc32 = np.array(found, np.uint32)
+        firsts = self._firsts // self.unit
+        files = firsts.searchsorted(numbers, side="right") - 1
+        for number in np.unique(files).tolist():
+            file = self.open_file(number, self._starts[number])
             if isinstance(file, Checked):
-                file.compare_units(start - self._starts[number], row)
+                mine = files == number
+                file.compare_crc32(numbers[mine] - firsts[number], crc32[mine].tolist())
 
     def _gather_parts(
         self, parts: Iterable[tuple[int, int, int]], starts: npt.NDArray[np.int64], rows: TokenArray

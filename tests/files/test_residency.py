@@ -20,7 +20,7 @@ from reading import begun
 
 from benchmarks import measure as m
 from benchmarks import memory_cap
-from zb_hdf5 import DocumentLoader, Loader, MixedLoader, convert, open_reader
+from zb_hdf5 import DocumentLoader, Loader, MixedLoader, convert, open_corpus, open_reader
 from zb_hdf5.files import residency, tokens
 from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.ranges import LocalFile, in_memory
@@ -185,6 +185,23 @@ def test_rows_in_memory_are_taken_from_the_mapping(kind, folder, pages):
         for number in range(3):
             _ = steps[number]
         assert not pages.reads
+
+
+@pytest.mark.parametrize("shuffle", ["records", "global"])
+def test_values_that_are_not_in_memory_are_announced_although_the_tokens_are(folder, pages, shuffle, monkeypatch):
+    options = {"batch_size": 8, "fields": ("loss_mask",), "shuffle": shuffle, **ALONE}
+    with open_corpus(folder / "foreign.h5") as corpus:
+        with Loader(corpus, **options) as loader:
+            warm = [values(step) for step in loader]
+        field = corpus.field("loss_mask").tokens
+        monkeypatch.setattr(type(field), "ready", lambda found, start: found is not field)
+        field.residency.in_memory = False
+        pages.clear()
+        with Loader(corpus, **options) as loader:
+            steps = iter(loader)
+            first = values(next(steps))
+            assert sum(num_bytes for _, _, num_bytes in pages.announced) >= 10 * first[1].nbytes, "those of later steps"
+            assert are_equal([first, *map(values, steps)], warm)
 
 
 @pytest.mark.parametrize("kind", ["store", "shards"])

@@ -35,6 +35,8 @@ HINTED_TOGETHER: Final = 16
 HINTED_AHEAD: Final = 64
 #: Reads of scattered rows between a hint and its read, about: a disk then has enough to do.
 HINTED_READS: Final = 1024
+#: Bytes between a hint and its read, about: those of more steps would push each other out of a small memory.
+HINTED_BYTES: Final = 64 << 20
 #: Batches that a hint is remembered for: of 64 KiB each these are 4 GiB, which a page cache keeps.
 REMEMBERED_HINTS: Final = 65_536
 
@@ -216,6 +218,6 @@ def hint_ahead(
     yield from map(read, coming)
 
 
-def hinted_steps(reads: int) -> int:
-    """Return how many steps of so many scattered reads each are announced ahead."""
-    return max(1, min(HINTED_AHEAD, HINTED_READS // reads))
+def hinted_steps(reads: int, step_bytes: int) -> int:
+    """Return how many steps of so many scattered reads each, and bytes, are announced ahead."""
+    return max(1, min(HINTED_AHEAD, HINTED_READS // reads, HINTED_BYTES // step_bytes))

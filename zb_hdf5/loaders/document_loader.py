@@ -397,7 +397,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
         steps = self._steps(self.plan, position)
         if self._prefetch == "auto" and not depth:
-            return hint_ahead(lambda step: (read(step[0]), step[1]), self._announce, steps, hinted_steps(reads))
+            columns = (store, *self._columns.values())
+            step_bytes = reads * mean * sum(value_count(each) * each.dtype.itemsize for each in columns)
+            hinted = hinted_steps(reads, step_bytes)
+            return hint_ahead(lambda step: (read(step[0]), step[1]), self._announce, steps, hinted)
         return read_to(self._device, lambda step: (read(step[0]), step[1]), steps, depth, threads)
 
     def _announce(self, steps: Sequence[tuple[IndexArray, int]]) -> None:

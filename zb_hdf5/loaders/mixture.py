@@ -309,7 +309,8 @@ class MixedLoader(TokenLoader[BatchT]):
         requests = self._all_requests(position)
         if not self._is_hinted:
             return read_ahead(read, requests, self._depth, threads=self._threads)
-        return hint_ahead(read, announce, requests, hinted_steps(self._most_reads))
+        most_bytes = max(each.steps.step_bytes(each.plan) for each in self.loaders.values())
+        return hint_ahead(read, announce, requests, hinted_steps(self._most_reads, most_bytes))
 
     def _all_requests(self, place: Tally) -> Iterator[tuple[MixedRequest, Tally]]:
         """Yield the reads of this rank after a place, each with the place after its step."""

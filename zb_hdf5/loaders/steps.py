@@ -238,7 +238,7 @@ class StepReader:
                 yield from self._read_waiting(plan, requests, is_whole=axes == 1)
 
     def _is_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> bool:
-        """Return whether a sample of some steps, spread evenly, is in the page cache."""
+        """Return whether a sample of some steps, spread evenly, is in the page cache, with the fields of each."""
         batches = self._batches
         if not batches.corpus.is_cached and batches.tokens.wait is not Wait.LOCAL:
             return False
@@ -246,8 +246,10 @@ class StepReader:
         count = min(len(block), wanted, MAX_SAMPLE)
         sample = block[np.arange(count) * len(block) // count]
         if block.ndim == 1:
-            return batches.are_cached(sample * batches.batch_size, self._seq_len)
-        return batches.are_cached(sample[np.arange(count), np.arange(count) % sample.shape[1]], self._seq_len)
+            records = sample * batches.batch_size
+        else:
+            records = sample[np.arange(count), np.arange(count) % sample.shape[1]]
+        return all([column.are_cached(records, self._seq_len * value_count(column)) for column in self._columns])
 
     def _read_while_ready(self, plan: StepPlan, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache; those after one that had to wait for a disk are hinted at."""
@@ -261,15 +263,19 @@ class StepReader:
             return
         residency = self._batches.tokens.residency
         for first in range(0, len(block), WATCHED_ONE_IN):
-            waits = residency.waits
+            waits = self._waits()
             yield (residency.watch(next, steps),)
-            if residency.waits != waits:
+            if self._waits() != waits:
                 rest = iter(requests_in(block[first + 1 :]))
                 is_whole = block.ndim == 1
                 hinted = self._prefetch != 0
                 yield self._read_hinted(plan, rest, is_whole) if hinted else map(self._read_by_position, rest)
                 return
             yield islice(steps, WATCHED_ONE_IN - 1)
+
+    def _waits(self) -> int:
+        """Return how many watched reads had to wait for a disk."""
+        return sum(column.tokens.residency.waits for column in self._columns)
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""
@@ -300,14 +306,15 @@ class StepReader:
 
     def _read_hinted(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
         """Read steps of a local disk one after the other, later ones being under way."""
+        depth = hinted_steps(plan.batch_size if plan.scattered else 1, self.step_bytes(plan))
         if plan.scattered:
-            return hint_ahead(self._read_by_position, self.announce, requests, hinted_steps(plan.batch_size))
+            return hint_ahead(self._read_by_position, self.announce, requests, depth)
         if is_whole and self._whole is not None and self._whole.outruns_memory:
-            return self._read_past_cache(plan, requests)
-        return hint_ahead(self._read_by_position, self._hints(plan, self._columns).announce, requests)
+            return self._read_past_cache(plan, requests, depth)
+        return hint_ahead(self._read_by_position, self._hints(plan, self._columns).announce, requests, depth)
 
-    def _read_past_cache(self, plan: StepPlan, numbers: Iterator[int]) -> Generator[Any]:
-        """Read whole stored batches past the page cache, but for their fields."""
+    def _read_past_cache(self, plan: StepPlan, numbers: Iterator[int], hinted: int) -> Generator[Any]:
+        """Read whole stored batches past the page cache, but for their fields, which are hinted at."""
         tokens, *fields = self._columns
         announce_fields = self._hints(plan, fields).announce
         direct = DirectBatches(cast(WholeBatches, self._whole), self._hints(plan, [tokens]).announce)
@@ -322,7 +329,7 @@ class StepReader:
 
         with contextlib.closing(direct):
             read = read_step if self._may_overflow or self._values is not None else direct.read
-            yield from hint_ahead(read, announce, numbers, direct.depth)
+            yield from hint_ahead(read, announce, numbers, min(direct.depth, hinted) if fields else direct.depth)
 
     def _hints(self, plan: StepPlan, columns: Sequence[Batches]) -> BatchHints:
         return BatchHints([column.will_need for column in columns], plan.records_per_batch)
@@ -344,6 +351,11 @@ class StepReader:
             records = np.concatenate(rows)
             for column in self._columns:
                 column.announce_records(records, self._seq_len * value_count(column))
+
+    def step_bytes(self, plan: StepPlan) -> int:
+        """Return the bytes of the tokens and the fields of a step."""
+        items = sum(value_count(column) * column.dtype.itemsize for column in self._columns)
+        return plan.batch_size * self._seq_len * items
 
     def depth(self, plan: StepPlan) -> Depth:
         """Return how many steps to read ahead, and in how many threads."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,6 +139,17 @@ class FilledValues(UnitTokens):
                 part[...] = self._fill
         if self._tokens is not None and there:
             self._tokens.read(there)
+
+    def ready(self, start: int) -> bool:
+        return self._tokens is None or not self._there[start // self.unit] or self._tokens.ready(start)
+
+    def will_need(self, start: int, stop: int) -> None:
+        if self._tokens is not None:
+            self._tokens.will_need(start, stop)
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        if self._tokens is not None:
+            self._tokens.will_gather(starts, counts)
 
     def close(self) -> None:
         if self._tokens is not None:

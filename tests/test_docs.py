@@ -181,7 +181,7 @@ OF_OTHERS = {
         "--validate",
     ),
     *("--checkpoint", "--dataloader-type", "--dataloader-save", "--no-create-attention-mask-in-dataloader"),
-    "--eval-iters",
+    *("--eval-iters", "--logits-save-top-p", "--logits-load-kd-loss-alpha"),
 }
 
 

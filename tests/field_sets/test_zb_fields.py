@@ -11,6 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from commandline import one_error, report_of, run_zb, succeed
+from damage import datasets_of
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, convert, open_corpus, open_field_set
 from zb_hdf5.commands.zb import zb
@@ -123,10 +124,20 @@ def test_a_store_with_sets_is_replaced_only_if_they_are_named(written):
         assert corpus.windows.size == 8
 
 
+def test_a_repair_leaves_sets_where_they_are(written):
+    finish(written)
+    (shard, first, _), *_ = datasets_of(written, "batches")
+    data = bytearray(shard.read_bytes())
+    data[first] ^= 1
+    shard.write_bytes(data)
+    assert f"w: stay with {written}" in succeed(zb, "repair", written).stdout
+    assert (written / "fields/w/train/index.json").exists()
+
+
 def test_a_rebuilt_index_leaves_sets_alone(written):
     finish(written)
     (written / "shards.json").unlink()
-    succeed(zb, "index", "rebuild", written)
+    assert "w: as they were; compared with the tokens" in succeed(zb, "index", "rebuild", written).stdout
     with Loader(written, fields=["w/w"]) as loader:
         for step in loader:
             assert torch.equal(step["w/w"], step["tokens"].float())

@@ -73,6 +73,7 @@ def zb_index_rebuild(folder: Path, force: bool) -> Output:
     Example: zb index rebuild data/train
     """
     from zb_hdf5.store.rebuild import rebuild_index
+    from zb_hdf5.store.set_place import set_names
 
     with Progress("rebuild", 0, unit="files") as progress:
         made = rebuild_index(folder, force=force, progress=progress.advance)
@@ -84,6 +85,8 @@ def zb_index_rebuild(folder: Path, force: bool) -> Output:
         if "splits" in lost:
             text += "; all shards are train"
         lines.append(("not recovered", text))
+    if sets := set_names(folder):
+        lines.append(("field sets", f"{', '.join(sets)}: as they were; compared with the tokens when they are read"))
     return Output(report, lines)
 
 

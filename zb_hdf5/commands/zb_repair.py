@@ -27,6 +27,7 @@ def zb_repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Ou
     Example: zb repair data/train.h5.partial
     """
     from zb_hdf5.store.repair import repair
+    from zb_hdf5.store.set_place import set_names
 
     with Progress("repair", 0, unit="B") as progress:
         reports = repair(
@@ -37,7 +38,7 @@ def zb_repair(path: Path, output: Path | None, force: bool, dry_run: bool) -> Ou
             progress=progress.advance,
             announce=lambda total: progress.advance(0, total),
         )
-    return Output(
-        {"files": [vars(report) for report in reports]},
-        [(report.path, report.line()) for report in reports],
-    )
+    lines = [(report.path, report.line()) for report in reports]
+    if sets := set_names(path):
+        lines.append(("field sets", f"{', '.join(sets)}: stay with {path}, and are of its records alone"))
+    return Output({"files": [vars(report) for report in reports]}, lines)

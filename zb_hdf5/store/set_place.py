@@ -56,6 +56,11 @@ def _folders_in(place: RemotePath) -> list[str]:
     return [name[:-1] for name in names_below(place.url) or () if name.endswith("/")]
 
 
+def set_names(path: Path) -> list[str]:
+    """Return the names of the field sets that lie with a path, in order."""
+    return list(dict.fromkeys(name for name, _ in sets_of(path)))
+
+
 def facts_at(folder: Path, name: str, path: Path) -> SetFacts:
     """Read the facts of the field set in a folder.
 

@@ -41,7 +41,9 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.errors import ZbError as ZbError
     from zb_hdf5.field import Field as Field
     from zb_hdf5.field_sets.asked_set import open_field_set as open_field_set
+    from zb_hdf5.field_sets.asked_set import plan_field_set as plan_field_set
     from zb_hdf5.field_sets.field_set import FieldSet as FieldSet
+    from zb_hdf5.field_sets.set_plan import FieldSetPlan as FieldSetPlan
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
     from zb_hdf5.formats.corpus import Batches as Batches
     from zb_hdf5.formats.corpus import Corpus as Corpus
@@ -98,7 +100,9 @@ _MODULES: Final = {
     "ZbError": "zb_hdf5.errors",
     "Field": "zb_hdf5.field",
     "open_field_set": "zb_hdf5.field_sets.asked_set",
+    "plan_field_set": "zb_hdf5.field_sets.asked_set",
     "FieldSet": "zb_hdf5.field_sets.field_set",
+    "FieldSetPlan": "zb_hdf5.field_sets.set_plan",
     "BatchWriter": "zb_hdf5.formats.batch_writer",
     "Batches": "zb_hdf5.formats.corpus",
     "Corpus": "zb_hdf5.formats.corpus",

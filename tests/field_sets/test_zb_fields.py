@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from commandline import one_error, report_of, run_zb, succeed
 from damage import datasets_of
 
-from zb_hdf5 import ArgumentError, ConvertError, Loader, convert, open_corpus, open_field_set
+from zb_hdf5 import ArgumentError, ConvertError, Field, Loader, convert, open_corpus, open_field_set, plan_field_set
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.errors import NotFoundError
+from zb_hdf5.field_sets.asked_set import parse_set_fields
 from zb_hdf5.field_sets.document_words import make_words
 from zb_hdf5.store.set_index import parts_in
 
@@ -76,6 +77,50 @@ def test_a_report_has_the_facts_of_the_sets_of_a_store(written, tmp_path):
     page = (tmp_path / "r.html").read_text()
     for text in ("Field sets", "w (train)", "w, float32 a token", "64 of 64 written", digest, "{&quot;model&quot;"):
         assert text in page
+
+
+def test_a_dry_run_tells_the_parts_and_the_room_of_a_set(written):
+    words = ["fields", "make", written, "t"]
+    words += [word for each in ("ids=i4:64", "half=bfloat16:64", "r=f8/record") for word in ("--field", each)]
+    report = report_of(zb, *words, "--part-bytes", "100k", "--dry-run")
+    values = 64 * (16 * 64 * 6 + 8)
+    assert (report["records"], report["record_tokens"], report["parts"]) == (64, 16, 4)
+    assert report["fields"]["half"] == {"dtype": "<u2", "shape": [64], "allow_nan": False, "kind": "bfloat16"}
+    assert report["fields"]["r"]["unit"] == "record"
+    assert (report["fits"], report["lack"]) == (True, "")
+    assert not (written / "fields/t").exists()
+    with open_corpus(written) as corpus:
+        of_tokens = parse_set_fields({"ids": ("i4", (64,)), "half": ("bfloat16", (64,))})
+        of_records = Field("r", np.dtype("f8"), unit="record", allow_nan=False)
+        plan = plan_field_set(corpus, "t", [*of_tokens, of_records], part_bytes="100k")
+    assert plan.to_json() == report | {"free": plan.to_json()["free"]}
+    succeed(zb, *words, "--part-bytes", "100k", "--maker", "m")
+    with open_field_set(written, "t") as made:
+        assert made.facts.maker == "m"
+        for step in made.missing(quiet=True, batch_size=16):
+            ids = np.zeros((*step["tokens"].shape, 64), "i4")
+            made.write(step["records"], ids=ids, half=ids.astype("f4"), r=np.zeros(len(ids)))
+        made.finish()
+    sizes = [path.stat().st_size for path in (written / "fields/t/train").glob("*.values")]
+    assert len(sizes) == report["parts"]
+    assert values < sum(sizes) <= report["total_bytes"] < 1.3 * sum(sizes)
+    assert max(sizes) <= report["largest_part_bytes"]
+    assert "exists already" in one_error(run_zb(*words, "--dry-run"))
+
+
+def test_a_dry_run_of_a_set_that_does_not_fit_ends_with_1(written):
+    done = run_zb("fields", "make", written, "t", "--field", "x=f8:9999x20000", "--dry-run", code=1)
+    assert re.search(r"does not fit .*: its values take .* bytes, and only .* are free", done.stdout)
+    done = run_zb("fields", "make", written, "t", "--field", "x=f8:9999x20000")
+    assert "its values take" in one_error(done, 1)
+    assert not (written / "fields/t").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--meta", "a", "--field", "x=f4"), ("--meta", "a", "--note", "x"), ("--field", "x")]
+)
+def test_a_set_is_made_of_fields_or_of_codes(written, words):
+    run_zb("fields", "make", written, "t", *words, code=2)
 
 
 def test_a_damaged_record_is_named(written):
@@ -168,6 +213,8 @@ def texts(tmp_path_factory):
 def test_codes_of_the_metadata_of_documents_come_with_their_segments(texts, tmp_path):
     path, languages = texts
     shutil.copytree(path, tmp_path / "st")
+    plan = report_of(zb, "fields", "make", tmp_path / "st", "lang", "--meta", "lang", "--dry-run")
+    assert (plan["records"], plan["record_tokens"], plan["parts"]) == (300, 0, 1)
     report = report_of(zb, "fields", "make", tmp_path / "st", "lang", "--meta", "lang")
     assert "lang (train)  code; finished; 3 words: " in succeed(zb, "info", tmp_path / "st").stdout
     counts = {word: languages.count(word) for word in set(languages) - {None}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from zb_hdf5.console import LOCAL, Output, Progress, counted, format_bytes, format_seconds, output_options
+from zb_hdf5.console import (
+    FROM_1,
+    LOCAL,
+    SIZE,
+    Output,
+    Parsed,
+    Progress,
+    counted,
+    format_bytes,
+    format_seconds,
+    output_options,
+)
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.option_groups import GroupedCommand, option_group
 
 if TYPE_CHECKING:
+    from zb_hdf5.field import Field
+    from zb_hdf5.formats.corpus import Corpus
     from zb_hdf5.store.set_facts import SetFacts
 
 _place_option = option_group("Place of the set")
-_codes_option = option_group("Codes")
+_values_option = option_group("Fields that jobs fill")
+_codes_option = option_group("Codes of documents")
 _removal_option = option_group("Removal")
 
 
@@ -204,28 +220,101 @@ def zb_fields_upload(found: SetFolder, url: str) -> Output:
     return Output({"url": url, "num_bytes": sent}, [("uploaded", f"{url}: {format_bytes(sent)} sent")])
 
 
-@zb_fields.command("make", cls=GroupedCommand, short_help="Make codes of the documents, by a key of their metadata.")
+def _field_named(text: str) -> tuple[str, tuple[str, tuple[int, ...]], str]:
+    """Return the name, the kind and the unit of logprobs=f2:64, reward=f4/record, or half=bfloat16."""
+    match = re.fullmatch(r"(\w+)=(\w+)(?::(\d+(?:x\d+)*))?(?:/(token|record|document))?", text)
+    if match is None:
+        raise ArgumentError(f"expected a field such as logprobs=f2:64 or reward=f4/record, found {text!r}")
+    shape = tuple(map(int, match[3].split("x"))) if match[3] else ()
+    return match[1], (match[2], shape), match[4] or "token"
+
+
+@zb_fields.command("make", cls=GroupedCommand, short_help="Make a set for jobs to fill, or codes of the documents.")
 @click.argument("path", type=LOCAL)
 @click.argument("name")
-@_codes_option("--meta", "key", required=True, help="The key of the metadata whose values become codes.")
+@_values_option(
+    "--field",
+    "fields",
+    type=Parsed("NAME=DTYPE[:K][/UNIT]", _field_named),
+    multiple=True,
+    help="A field of the set, such as logprobs=f2:64 or reward=f4/record; may be given repeatedly.",
+)
+@_values_option(
+    "--about", type=click.Choice(["next", "token"]), help="The token that a value is about. [default: next]"
+)
+@_values_option("--seq-len", type=FROM_1, help="Tokens of the windows of a stream that the maker of the values sees.")
+@_values_option("--stride", type=FROM_1, help="Tokens from one of these windows to the next. [default: --seq-len]")
+@_values_option("--maker", help="The model and the revision that make the values.")
+@_values_option("--note", help="Words for people.")
+@_values_option("--part-bytes", type=SIZE, help="Bytes of a part, about. [default: 8GiB, or 1/1024 of a smaller set]")
+@_codes_option("--meta", "key", help="The key of the metadata of documents whose values become codes.")
 @_place_option("--split", default="train", help="The split of the tokens.")
 @_place_option("--path", "folder", type=LOCAL, help="The folder of the set. [default: with the tokens]")
+@click.option("--dry-run", is_flag=True, help="Describe the set and the room that it takes, and write nothing.")
 @output_options
-def zb_fields_make(path: Path, name: str, key: str, split: str, folder: Path | None) -> Output:
-    """Make the field set NAME of PATH, with a code for each document: that of the value of a key of its metadata.
+def zb_fields_make(
+    path: Path,
+    name: str,
+    fields: tuple[Any, ...],
+    key: str | None,
+    split: str,
+    folder: Path | None,
+    dry_run: bool,
+    **given: Any,
+) -> Output:
+    """Make the field set NAME of PATH: fields that jobs fill, or a code for each document.
 
-    A loader gives the codes by documents=["meta:NAME"].
+    Jobs open a set with fields by open_field_set(PATH, NAME). A loader gives codes, which are those of the values of a
+    key of the metadata, by documents=["meta:NAME"].
 
     \b
     Example: zb fields make text-h5 lang --meta lang
+    Example: zb fields make data/train weights --field weight=f4 --about token \\
+               --dry-run
     """
-    from zb_hdf5.field_sets.document_words import make_words
+    from zb_hdf5.field_sets.document_words import field_of_codes, make_words
     from zb_hdf5.store.opening import open_corpus
 
-    with open_corpus(path, split=split) as corpus, Progress("fields", 0, unit="docs") as progress:
-        total = len(corpus.require_documents())
-        words = make_words(corpus, name, key, path=folder, progress=lambda done: progress.advance(done, total))
+    options = {option: value for option, value in given.items() if value is not None}
+    if bool(fields) == bool(key) or (key and options):
+        raise click.UsageError("pass --field, once or more, or --meta alone")
+    with open_corpus(path, split=split) as corpus:
+        if dry_run:
+            return _planned(corpus, name, [field_of_codes()] if key else _fields_of(fields), folder, options)
+        if not key:
+            return _made(corpus, name, _fields_of(fields), folder, options)
+        with Progress("fields", 0, unit="docs") as progress:
+            total = len(corpus.require_documents())
+            words = make_words(corpus, name, key, path=folder, progress=lambda done: progress.advance(done, total))
     return Output(
         {"name": name, "key": key, "words": words},
         [("made", f"{name}: {counted(len(words), 'value')} of {key}: {', '.join(words[:8])}")],
     )
+
+
+def _fields_of(named: tuple[Any, ...]) -> list[Field]:
+    """Return fields as the command line names them."""
+    from dataclasses import replace
+
+    from zb_hdf5.field_sets.asked_set import parse_set_fields
+
+    return [replace(parse_set_fields({name: kind})[0], unit=unit) for name, kind, unit in named]
+
+
+def _planned(corpus: Corpus, name: str, fields: list[Field], folder: Path | None, options: dict[str, Any]) -> Output:
+    from zb_hdf5.errors import ConvertError
+    from zb_hdf5.field_sets.asked_set import plan_field_set
+
+    of_cut = {option: options[option] for option in ("seq_len", "stride", "part_bytes") if option in options}
+    plan = plan_field_set(corpus, name, fields, path=folder, **of_cut)
+    return Output(plan.to_json(), plan.lines(), exit_code=ConvertError.exit_code if plan.lack else 0)
+
+
+def _made(corpus: Corpus, name: str, fields: list[Field], folder: Path | None, options: dict[str, Any]) -> Output:
+    from zb_hdf5.field_sets.asked_set import open_field_set
+
+    with open_field_set(corpus, name, fields, path=folder, **options) as made:
+        facts = made.facts
+        report = {"name": name, "folder": str(made.folder), "records": facts.num_records, "parts": facts.num_cells}
+        size = f"{counted(facts.num_records, 'record')} in {counted(facts.num_cells, 'part')}"
+    return Output(report, [("made", f"{made.folder}: {size}, which jobs fill by open_field_set({name!r})")])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +15,9 @@ from zb_hdf5.errors import ArgumentError, ConvertError, NotFoundError, Remedy, U
 from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name, parse_fields
 from zb_hdf5.field_sets.field_set import FieldSet
 from zb_hdf5.field_sets.part_claim import STALE_S
+from zb_hdf5.field_sets.set_plan import FieldSetPlan
 from zb_hdf5.files.paths import local_path, on_failure
+from zb_hdf5.files.publishing import refuse_existing
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.notes import note
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
@@ -118,8 +119,7 @@ def open_field_set(
     ...         teacher.write(step["records"], logprobs=top_k(model(step["tokens"])))
     ...     teacher.finish()
     """
-    if not is_field_name(name):
-        raise ArgumentError(f"expected a name of letters, digits and _ for a field set, found {name!r}")
+    _require_name(name)
     corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
     with on_failure(corpus.close if corpus is not source else lambda: None):
         split = split_of(corpus)
@@ -129,38 +129,78 @@ def open_field_set(
             _note_sampled(corpus.path, require_digests)
         if tokenizer is not None:
             require_tokenizer(corpus.meta.tokenizer, tokenizer, corpus.path)
+        asked = None
         if fields is not None:
-            asked = _asked(
-                corpus,
-                files,
-                _parsed(fields),
-                (seq_len, stride),
-                name=name,
-                split=split,
-                about=about,
-                maker=maker_text(maker),
-                note=note,
-                words=tuple(words),
-            )
-            _make(folder, asked, corpus, parse_size(part_bytes) if isinstance(part_bytes, str) else part_bytes)
-        facts = _load(folder, name, corpus.path, files, asked if fields is not None else None)
+            how: dict[str, Any] = {"maker": maker_text(maker), "note": note, "words": tuple(words), "about": about}
+            asked = _asked(corpus, files, name, parse_set_fields(fields), (seq_len, stride), **how)
+            asked = _cut(asked, corpus, part_bytes)
+            _make(folder, asked)
+        facts = _load(folder, name, corpus.path, files, asked)
         return FieldSet(folder, facts, corpus, stale_s, closes=corpus is not source)
+
+
+def plan_field_set(
+    source: str | os.PathLike[str] | Corpus,
+    name: str,
+    fields: FieldKinds,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    seq_len: int | None = None,
+    stride: int | None = None,
+    part_bytes: int | str | None = None,
+) -> FieldSetPlan:
+    """Return the parts of a field set that is not made yet, and the room that they take; nothing is written.
+
+    Parameters
+    ----------
+    source, name, fields, path, seq_len, stride, part_bytes
+        As for `open_field_set`.
+
+    Raises
+    ------
+    ArgumentError
+        If the arguments contradict each other, or the corpus.
+    ExistsError
+        If the set is there.
+
+    Examples
+    --------
+    >>> plan = plan_field_set("train-h5", "teacher", {"logprobs": ("f2", (64,))})  # doctest: +SKIP
+    >>> plan.num_bytes, plan.num_parts, plan.lack  # doctest: +SKIP
+    """
+    _require_name(name)
+    corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
+    with nullcontext() if corpus is source else closing(corpus):
+        folder = set_folder(corpus.path, name, split_of(corpus)) if path is None else local_path(path)
+        refuse_existing(folder / SET_FACTS)
+        asked = _asked(corpus, bound_files(corpus), name, parse_set_fields(fields), (seq_len, stride))
+        return FieldSetPlan.of(folder, _cut(asked, corpus, part_bytes))
+
+
+def _require_name(name: str) -> None:
+    if not is_field_name(name):
+        raise ArgumentError(f"expected a name of letters, digits and _ for a field set, found {name!r}")
 
 
 def _asked(
     corpus: Corpus,
     files: tuple[BoundFile, ...],
+    name: str,
     fields: tuple[Field, ...],
     windows: tuple[int | None, int | None],
+    about: str = ABOUT[0],
     **facts: Any,
 ) -> SetFacts:
     """Return the facts of a set as a job asks for it, before it is cut into parts."""
     is_of_documents = {field.unit == UNITS[2] for field in fields}
     if len(is_of_documents) > 1:
-        raise ArgumentError(f"field set {facts['name']}: fields of documents are a set of their own")
+        raise ArgumentError(f"field set {name}: fields of documents are a set of their own")
     record_tokens, seq_len = (0, 0) if True in is_of_documents else _records_of(corpus, *windows)
     return SetFacts(
+        name=name,
+        split=split_of(corpus),
         fields=fields,
+        about=about,
         record_tokens=record_tokens,
         seq_len=seq_len,
         num_documents=len(corpus.require_documents()) if True in is_of_documents else 0,
@@ -206,7 +246,7 @@ def _records_of(corpus: Corpus, seq_len: int | None, stride: int | None) -> tupl
     return stride, seq_len
 
 
-def _parsed(fields: FieldKinds) -> tuple[Field, ...]:
+def parse_set_fields(fields: FieldKinds) -> tuple[Field, ...]:
     """Return the fields of a set, in the order of their names."""
     if isinstance(fields, Mapping):
         return parse_fields(each if isinstance(each, Field) else _field_of(name, each) for name, each in fields.items())
@@ -222,31 +262,23 @@ def _field_of(name: str, described: Any) -> Field:
     return replace(found, allow_nan=False, kind=kind)
 
 
-def _make(folder: Path, asked: SetFacts, corpus: Corpus, part_bytes: int | None) -> None:
+def _cut(asked: SetFacts, corpus: Corpus, part_bytes: int | str | None) -> SetFacts:
+    """Return the facts of a set with its cut into parts."""
+    if isinstance(part_bytes, str):
+        part_bytes = parse_size(part_bytes)
+    batch_records = 1 if corpus.windows is None or asked.is_of_documents else corpus.windows.size
+    batch_records = max(batch_records, asked.context_records + 1)
+    return asked.cut(records_in_part(asked.num_records, asked.record_bytes, batch_records, part_bytes))
+
+
+def _make(folder: Path, asked: SetFacts) -> None:
     """Make the set in a folder, unless it is there: of several jobs exactly one does."""
     if (folder / SET_FACTS).exists():
         return
-    batch_records = 1 if corpus.windows is None or asked.is_of_documents else corpus.windows.size
-    batch_records = max(batch_records, asked.context_records + 1)
-    records = records_in_part(asked.num_records, asked.record_bytes, batch_records, part_bytes)
-    facts = asked.cut(records)
-    _require_space(folder, facts)
+    if lack := FieldSetPlan.of(folder, asked).lack:
+        raise ConvertError(lack)
     folder.mkdir(parents=True, exist_ok=True)
-    publish_new(folder / SET_FACTS, facts.to_json())
-
-
-def _require_space(folder: Path, facts: SetFacts) -> None:
-    """Raise `ConvertError` if the disk has less space, or fewer files, than all parts of a set need."""
-    there = folder
-    while not there.exists():
-        there = there.parent
-    needed = facts.num_records * facts.record_bytes
-    free = shutil.disk_usage(there).free
-    inodes = os.statvfs(there)
-    if needed > free:
-        raise ConvertError(f"{folder}: its values take {needed:,} bytes, and only {free:,} are free")
-    if inodes.f_files and 2 * facts.num_cells > inodes.f_favail:
-        raise ConvertError(f"{folder}: takes {2 * facts.num_cells:,} files, and only {inodes.f_favail:,} are free")
+    publish_new(folder / SET_FACTS, asked.to_json())
 
 
 def _load(folder: Path, name: str, path: Path, files: tuple[BoundFile, ...], asked: SetFacts | None) -> SetFacts:

@@ -79,11 +79,15 @@ def make_words(
     places = np.full(NO_WORD + 1, NO_WORD, "<u2")
     places[order] = np.arange(len(order))
     ordered = np.array(list(words), dtype=object)[order].tolist()
-    field = Field(CODE, np.dtype("<u2"), unit=UNITS[2], fill=NO_WORD)
-    with open_field_set(corpus, name, [field], path=path, words=ordered, note=f"values of {key!r}") as made:
+    with open_field_set(corpus, name, [field_of_codes()], path=path, words=ordered, note=f"values of {key!r}") as made:
         _write(made, places[found])
         made.finish()
     return list(ordered)
+
+
+def field_of_codes() -> Field:
+    """Return the field of a set of codes."""
+    return Field(CODE, np.dtype("<u2"), unit=UNITS[2], fill=NO_WORD)
 
 
 def _write(made: FieldSet, codes: npt.NDArray[np.uint16]) -> None:

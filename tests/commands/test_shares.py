@@ -199,6 +199,12 @@ def test_each_member_of_a_mixture_has_its_own_counts(corpora, tmp_path):
         require_counts(report, *counted_in(steps[name], "meta:lang", names[name]), store=name)
 
 
+def test_info_counts_all_splits_unless_one_is_named(corpora):
+    with Loader(corpora / "rows", documents=VALUES[:3], split=None, rank=0, world_size=1) as loader:
+        expected, padding = counted_in([*loader], "source", loader.sources)
+    require_counts(report_of(zb, "info", corpora / "rows", "--by", "source"), expected, padding)
+
+
 @pytest.mark.parametrize("by", ["source", "meta:lang"])
 @pytest.mark.parametrize(("name", "options"), [("rows", {}), ("one", {"batch_size": 1, "seq_len": 1})])
 def test_info_counts_the_tokens_of_a_whole_path(corpora, name, options, by):
@@ -294,7 +300,7 @@ def test_ctrl_c_ends_the_count_with_130_and_no_traceback(corpora):
     assert done.stderr.startswith("Error: interrupted")
 
 
-ROWS, OF_ROW, LENGTH = 1_000_000, 3, 5
+ROWS, OF_ROW, LENGTH = 1_000_000, 8, 2
 #: Runs `zb`, and prints the most memory that the process had; `ru_maxrss` would have that of its parent too.
 MEASURED = """
 import re

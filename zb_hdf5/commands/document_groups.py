@@ -21,10 +21,12 @@ from zb_hdf5.loaders.step_values import META, META_MARK, code_field
 
 #: Documents whose groups are looked up at once.
 DOCUMENTS_AT_ONCE: Final = 1 << 18
+#: Records whose pieces may stay in mapped files, whose pages count as memory.
+RECORDS_KEPT: Final = 1 << 18
 
 
 class GroupCounts(NamedTuple):
-    """The tokens and the documents of each group; of documents in no group, and of padding, at the end."""
+    """The tokens and the documents of each group; of documents in no group, and of padding as one, at the end."""
 
     tokens: IndexArray
     documents: IndexArray
@@ -70,13 +72,18 @@ class DocumentGroups(NamedTuple):
             found = group_of(start, stop)
             groups[start:stop] = np.where(found < 0, len(names), found)
         groups[-1] = len(names) + 1
-        return cls(names, table.offsets, groups)
+        edges = table.offsets
+        table.close()  # pages of its mapped files count as memory
+        return cls(names, edges, groups)
 
     def counts_of_all(self) -> GroupCounts:
         """Count the tokens and documents of each group in the document stream."""
-        edges = self.edges.view(np.int64)
-        groups = self.groups[:-1]
-        return GroupCounts(self._sums(groups, edges[1:] - edges[:-1]), self._sums(groups))
+        tokens = np.zeros(len(self.names) + 2, np.int64)
+        for start in range(0, len(self.groups) - 1, DOCUMENTS_AT_ONCE):
+            edges = self.edges[start : start + DOCUMENTS_AT_ONCE + 1].view(np.int64)
+            lengths = edges[1:] - edges[:-1]
+            tokens += self._sums(self.groups[start : start + len(lengths)], lengths)
+        return GroupCounts(tokens, self._documents(np.ones(len(self.groups), np.bool_)))
 
     def counts_in(
         self, batches: Batches, times: npt.NDArray[np.uint32], seq_len: int, progress: Progress
@@ -100,6 +107,7 @@ class DocumentGroups(NamedTuple):
         tokens = np.zeros(len(self.names) + 2, np.int64)
         whole = self.counts_of_all().tokens if is_stream else np.zeros_like(tokens)
         is_seen = np.zeros(len(self.groups), np.bool_)
+        documents = None if is_stream else batches.corpus.record_documents
         progress.begin("count", len(records), "records")
         for start in range(0, len(records), RECORDS_AT_ONCE):
             some = records[start : start + RECORDS_AT_ONCE]
@@ -116,9 +124,18 @@ class DocumentGroups(NamedTuple):
             is_seen[numbers[taken > 0]] = True
             if not is_stream:
                 whole += self._sums(groups, lengths)
+            if documents is not None and start % RECORDS_KEPT == 0:
+                documents.close()  # they are opened again
             progress.advance(len(some))
-        is_seen[-1] = False
-        return GroupCounts(tokens, self._sums(self.groups[is_seen])), whole
+        return GroupCounts(tokens, self._documents(is_seen)), whole
+
+    def _documents(self, is_seen: npt.NDArray[np.bool_]) -> IndexArray:
+        """Return the documents of each group that were seen."""
+        found = np.zeros(len(self.names) + 2, np.int64)
+        for start in range(0, len(is_seen), DOCUMENTS_AT_ONCE):
+            here = slice(start, start + DOCUMENTS_AT_ONCE)
+            found += self._sums(self.groups[here][is_seen[here]])
+        return found
 
     def _sums(self, groups: npt.NDArray[np.int32], weights: IndexArray | None = None) -> IndexArray:
         """Return the sum of the weights in each group; without weights how many there are."""

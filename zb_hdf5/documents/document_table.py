@@ -474,8 +474,12 @@ class DocumentTable:
     @property
     def offsets(self) -> Offsets:
         """The start of each document and the end of the last one, of all files: shape (D + 1,)."""
-        ends = [self.file(k).offsets[1:] + np.uint64(part.first_token) for k, part in enumerate(self.parts)]
-        return np.concatenate([np.zeros(1, np.uint64), *ends])
+        found = np.zeros(len(self) + 1, np.uint64)
+        for number, part in enumerate(self.parts):
+            first = part.first_document + 1
+            here = found[first : first + part.document_count]
+            np.add(self.file(number).offsets[1:], np.uint64(part.first_token), out=here)
+        return found
 
     def number_of(self, offsets: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the numbers of the documents of tokens, of any shape; -1 for `NO_DOCUMENT`.

@@ -206,7 +206,9 @@ def test_info_counts_all_splits_unless_one_is_named(corpora):
 
 
 @pytest.mark.parametrize("by", ["source", "meta:lang"])
-@pytest.mark.parametrize(("name", "options"), [("rows", {}), ("one", {"batch_size": 1, "seq_len": 1})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("rows", {}), ("one", {"batch_size": 64, "seq_len": 1, "last": "short"})]
+)
 def test_info_counts_the_tokens_of_a_whole_path(corpora, name, options, by):
     with Loader(corpora / name, documents=VALUES, rank=0, world_size=1, **options) as loader:
         expected, padding = counted_in([*loader], by, names_of(loader, by))

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import time
 from contextlib import closing
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from descriptors import open_descriptors
+from interpreter import run_program
 
 from zb_hdf5 import (
     ChecksumError,
@@ -113,7 +113,8 @@ for finishes in (False, True):
             print(there)
 print(found.facts.num_cells)
 """
-    done = subprocess.run([sys.executable, "-c", code, fresh], capture_output=True, text=True, check=True)
+    done = run_program(code, fresh)
+    assert done.returncode == 0, done.stderr
     some, again, *rest, parts = map(int, done.stdout.split())
     assert some == again > 2000
     assert rest == [RECORDS, RECORDS]

@@ -5,13 +5,13 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import closing
 
 import numpy as np
 import pytest
+from interpreter import run_program, start_program
+from processes import running
 
 from zb_hdf5 import Loader, UnavailableError, convert, open_field_set
 from zb_hdf5.field_sets.part_claim import PartClaim, claim_path, drop_leftovers, owner_of_claim, release_by_hand
@@ -64,9 +64,7 @@ def link_store(source, path):
 
 
 def begin_writer(path, waits="runs"):
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, path, waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return start_program(WRITER, path, waits)
 
 
 def require_all(path):
@@ -102,7 +100,7 @@ def test_the_claim_of_a_dead_process_is_taken_over(tmp_path, monkeypatch, flock)
     """Whatever locks are there: none on some mounts, and on others each node has its own."""
     part = tmp_path / "part"
     code = "import sys; from pathlib import Path; from zb_hdf5.field_sets.part_claim import PartClaim as P\n"
-    subprocess.run([sys.executable, "-c", f"{code}P.take(Path(sys.argv[1]))", part], check=True)
+    assert run_program(f"{code}P.take(Path(sys.argv[1]))", part).returncode == 0
 
     def fails(fd, kind):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -135,7 +133,7 @@ def test_a_file_of_a_killed_process_beside_a_claim_is_removed_once_it_is_old(tmp
         "os.link = lambda *_: os._exit(9)\n"
         "P.take(Path(sys.argv[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code, tmp_path / "part"], check=False).returncode == 9
+    assert run_program(code, tmp_path / "part").returncode == 9
     [left] = tmp_path.iterdir()
     drop_leftovers(tmp_path)
     assert left.exists()  # its maker may be about to claim
@@ -155,8 +153,7 @@ def test_a_claim_is_released_by_hand(tmp_path):
 
 
 def test_a_writer_that_was_stopped_and_robbed_damages_nothing_when_it_goes_on(linked):
-    writer = begin_writer(linked, "waits")
-    try:
+    with running(begin_writer(linked, "waits")) as writer:
         written = [int(number) for number in writer.stdout.readline().split()]
         writer.send_signal(signal.SIGSTOP)
         for claim in (linked / "fields/t/train").glob("*.claim"):
@@ -171,20 +168,17 @@ def test_a_writer_that_was_stopped_and_robbed_damages_nothing_when_it_goes_on(li
             writer.communicate()
             assert writer.returncode == 1
             found.finish()
-    finally:
-        writer.kill()
-        writer.communicate()
     require_all(linked)
 
 
 def test_two_jobs_at_once_and_one_of_them_killed(linked):
-    writers = [begin_writer(linked) for _ in range(2)]
-    for _ in range(5):
-        writers[0].stdout.readline()
-    writers[0].kill()
-    for writer in writers:
-        writer.communicate()
-    assert writers[1].returncode == 0
+    with running(begin_writer(linked), begin_writer(linked)) as writers:
+        for _ in range(5):
+            writers[0].stdout.readline()
+        writers[0].kill()
+        for writer in writers:
+            writer.communicate()
+        assert writers[1].returncode == 0
     require_all(linked)
 
 

@@ -102,7 +102,7 @@ COMMANDS = [
 NUM_DONE = COMMANDS.index(("cache", "ls", "cache")) + 1
 
 
-@pytest.mark.parametrize("is_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("is_json", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["text", "json"])
 def test_no_command_prints_or_stores_a_password(is_json, secret_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Loader(secret_store, cache="cache") as loader:

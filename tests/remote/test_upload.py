@@ -45,6 +45,21 @@ def objects_of_the_index():
     return {"shards.json", *zb_hdf5.ShardIndex.load(URL).table.values["path"]}
 
 
+def content():
+    """Return the name and the bytes of each object of the store."""
+    bucket = obstore.store.from_url(URL)
+    return {name: bytes(obstore.get(bucket, name).bytes()) for name in objects()}
+
+
+def put_back(before):
+    """Have the objects of the store again, and no others."""
+    bucket = obstore.store.from_url(URL)
+    obstore.delete(bucket, sorted(objects() - before.keys()))
+    for name, data in before.items():
+        obstore.put(bucket, name, data)
+    assert store_there() == "old"
+
+
 def store_there():
     """Return which store a new reader reads, and compare each of its batches."""
     found = batches_of(URL)
@@ -122,10 +137,12 @@ MOMENTS = [(at, done) for at in range(1, 6) for done in (False, True)]
 @pytest.mark.parametrize("options", [("--resume",), ()])
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_at_any_moment_of_an_upload_leaves_a_store(number, options, s3, folders):
+    before = content()
     for at, done in MOMENTS:
         is_killed_and_goes_on(s3, folders[1], Killed(number, at, done=done), options)
-        code, said = converted(s3, folders[0])
-        assert (code, store_there()) == (0, "old"), said
+        put_back(before)
+    code, said = converted(s3, folders[0])
+    assert (code, store_there()) == (0, "old"), said
 
 
 #: The change that puts the index.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def merge_parts(
     destination: str | os.PathLike[str],
     *,
     force: bool = False,
+    drop_field_set: Sequence[str] = (),
     progress: Callable[[int, int], None] = lambda checked, total: None,
 ) -> ShardIndex:
     """Publish a folder whose shards were written by several jobs, each with its `shard_range`.
@@ -40,6 +41,8 @@ def merge_parts(
         The folder that the jobs were given.
     force
         Replace an existing result when the new one is whole.
+    drop_field_set
+        The names of field sets of a replaced store, which are removed with it.
     progress
         Called with the files that were checked since the last call, and the number of all of them.
 
@@ -56,7 +59,7 @@ def merge_parts(
         raise ConvertError(f"{waiting}: no parts of a conversion there", remedy=Remedy.PARTS_FIRST)
     begun = read_journal(next(iter(journal_paths(waiting).values())))
     target = _target_of(waiting, begun)
-    names = replaceable_names(destination, target.names)
+    names = replaceable_names(destination, target.names, drop_field_set)
     with PartialDirectory(destination, overwrite=force, names=names) as folder:
         folder.keep()
         plan, finished = _collect(waiting, target.unit)

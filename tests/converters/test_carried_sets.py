@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import one_error, report_of, run_zb, succeed
+from processes import killed_when
 
 from zb_hdf5 import ConvertError, Field, Loader, convert, open_corpus, open_field_set
 from zb_hdf5.commands.zb import zb
@@ -143,6 +144,27 @@ def test_an_interrupted_copy_keeps_its_parts(source, tmp_path):
     convert(tmp_path / "A", "batch", tmp_path / "B", resume=True)
     require_copied(source, tmp_path / "B")
     assert made == {name: (tmp_path / "B/fields/teacher/train" / name).stat().st_ino for name in made}
+
+
+def test_a_killed_copy_goes_on(source, tmp_path):
+    sets = tmp_path / "B.partial/fields/teacher/train"
+
+    def has_parts():
+        return len(list(sets.glob("*.values"))) >= 2
+
+    killed_when(has_parts, lambda: convert(source, "batch", tmp_path / "B"))
+    assert not (tmp_path / "B").exists()
+    convert(source, "batch", tmp_path / "B", resume=True)
+    require_copied(source, tmp_path / "B")
+
+
+def test_a_merge_replaces_a_store_with_sets_only_if_they_are_named(source, tmp_path):
+    convert(source, "batch", tmp_path / "B")
+    for job in range(2):
+        convert(source, "hdf5", tmp_path / "B", shard_range=(job, 2), force=True, drop_field_set=("teacher",))
+    assert "has the field sets teacher" in one_error(run_zb("index", "merge", tmp_path / "B", "--force"))
+    succeed(zb, "index", "merge", tmp_path / "B", "--force", "--drop-field-set", "teacher")
+    require_copied(source, tmp_path / "B")
 
 
 @pytest.mark.parametrize("options", [{"seq_len": 8}, {"batch_size": 4}, {"tokens_only": True, "target": "npy"}])

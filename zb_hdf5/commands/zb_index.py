@@ -19,6 +19,7 @@ from zb_hdf5.console import (
     output_options,
     reading_as,
 )
+from zb_hdf5.converters.command_options import option_of
 from zb_hdf5.option_groups import GroupedCommand, option_group
 from zb_hdf5.store.format_list import FORMATS
 
@@ -42,8 +43,9 @@ def zb_index() -> None:
 @zb_index.command("merge", short_help="Publish the store that the jobs of an array have written.")
 @click.argument("path", type=NEW)
 @click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
+@option_of("drop_field_set")
 @output_options
-def zb_index_merge(path: Path, force: bool) -> Output:
+def zb_index_merge(path: Path, force: bool, drop_field_set: tuple[str, ...] | None) -> Output:
     """Publish PATH, whose shards were written by the jobs of an array with --shard-range.
 
     \b
@@ -52,7 +54,7 @@ def zb_index_merge(path: Path, force: bool) -> Output:
     from zb_hdf5.converters.merge import merge_parts
 
     with Progress("merge", 0, unit="files") as progress:
-        merged = merge_parts(path, force=force, progress=progress.advance)
+        merged = merge_parts(path, force=force, drop_field_set=drop_field_set or (), progress=progress.advance)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
     return Output(
         {**report, "sha256": merged.sha256},

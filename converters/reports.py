@@ -185,7 +185,7 @@ class Report:
         if counts.padded and is_whole:
             padding = (
                 f"{counts.padded / max(1, self.tokens_stored):.2%} of the stored tokens, "
-                f"{counts.padding_rows:,} whole rows that fill the last batch among them"
+                f"{counted(counts.padding_rows, 'whole row')} to fill the last batch among them"
             )
             found.append(("padding", padding))
         if counts.documents:

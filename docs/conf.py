@@ -55,6 +55,7 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["copy_code.js"]
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 html_title = f"zb_hdf5 {release}"
 html_copy_source = False
 html_show_sourcelink = False

@@ -2,12 +2,14 @@
 
 import ast
 import importlib.util
+import inspect
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -201,6 +203,28 @@ def test_every_option_in_prose_is_one_of_a_command_or_of_a_program_of_the_projec
     assert not [each for each in sorted(found) if each[1] not in known | OF_OTHERS | {"--help", "--version"}]
 
 
+def calls_in(text):
+    """Yield each call in the backticks of a page that is an expression of Python: its name, and its keywords."""
+    for words in re.findall(r"`([^`\n]+)`", outside_of_blocks(text)):
+        with suppress(SyntaxError):  # most are no Python
+            for node in ast.walk(ast.parse(words.replace("...", "*_"), mode="eval")):
+                if isinstance(node, ast.Call):
+                    name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                    yield name, [each.arg for each in node.keywords if each.arg]
+
+
+def test_every_keyword_of_a_call_in_prose_is_a_parameter_of_it():
+    owners = [zb_hdf5, *(getattr(zb_hdf5, name) for name in ("Loader", "MixedLoader", "DocumentLoader", "Corpus"))]
+    compared = 0
+    for page, text in TEXT.items():
+        for name, keywords in calls_in(text):
+            named = [each for owner in owners if callable(each := getattr(owner, name, None))]
+            known = {each for function in named for each in inspect.signature(function).parameters}
+            assert not named or set(keywords) <= known, (page, name, keywords)
+            compared += bool(named and keywords)
+    assert compared > 20
+
+
 @pytest.mark.parametrize("name", ["demo", "test", "bench", "docs"])
 def test_documented_make_targets_exist(name):
     assert any(f"make {name}" in text for text in TEXT.values())
@@ -343,6 +367,13 @@ def test_the_search_of_the_site_finds_a_question_in_these_words(words):
         outside_of_blocks(text) for page, text in TEXT.items() if page not in ("README.md", "questions.md")
     )
     assert all(word.search(others) for word in wanted)
+
+
+def test_the_pages_that_the_search_ranks_first_or_last_are_pages():
+    script = (ROOT / "docs" / "search_scorer.js").read_text(encoding="utf-8")
+    named = [name for names in re.findall(r"/\^\((.*)\)\$/", script) for name in re.findall(r"^\w+|(?<=\|)\w+", names)]
+    assert len(named) > 5
+    assert not [name for name in named if f"{name}.md" not in TEXT]
 
 
 #: Pages that give a speed, or lead to one.

@@ -295,7 +295,7 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     assert (report["tokens_in"], report["tokens_padded"], report["padding_rows"]) == (20 * 512, 12 * 512, 12)
     assert zb_hdf5.ShardIndex.load(tmp_path / "out").meta.total_records == 20
     told = run_convert("jsonl-to-hdf5", how[0], tmp_path / "two", *how[1:])
-    said = "37.50% of the stored tokens, 12 whole rows that fill the last batch among them"
+    said = "37.50% of the stored tokens, 12 whole rows to fill the last batch among them"
     assert said in " ".join(told.output.split())
     path = tmp_path / "b.jsonl"
     path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n' + '{"text": "y"}\n' * 2)
@@ -305,6 +305,13 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
     assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
     assert f"           line 2 of {path}: bad JSON\n" in result.stdout
+
+
+def test_the_report_names_one_row_of_padding_as_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 7}) + "\n") * 3)
+    how = ("--tokenizer", "byte", "--batch-size", 4, "--seq-len", 8, "--packing", "best-fit")
+    told = run_convert("jsonl-to-hdf5", tmp_path / "a.jsonl", tmp_path / "out", *how)
+    assert "25.00% of the stored tokens, 1 whole row to fill the last batch among them" in " ".join(told.output.split())
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 from commandline import commands_of
 from pages import EXAMPLE, PAGES, README, ROOT, TEXT, name_of, run_page
-from processes import PROGRAMS
+from processes import PROGRAMS, command_of, environment, running
 
 import zb_hdf5
 from zb_hdf5 import open_writer, spec
@@ -683,6 +684,7 @@ RECIPES = {
     "torchtitan": "torchtitan.components.data.loader",
     "Ray Train": "ray",
     "grain": "grain",
+    "MaxText": "maxtext.trainers.pre_train",
     "nanochat": "torch",
     "Megatron-LM": "torch",
 }
@@ -700,6 +702,10 @@ Path("state.json").write_text(json.dumps(built.state_dict()))
 built.close()
 for inputs, _ in replace(held_out, repeat=False).build(dp_rank=0, dp_world_size=1, **batch):
     evaluate(inputs["input"].view(8, 64))
+""",
+    "MaxText": """
+from maxtext_job import train_up_to
+train_up_to(8 if Path("run").exists() else 4, 8, training.__globals__, step, evaluate)
 """,
     "nanochat": """
 if Path("state.json").exists():
@@ -777,6 +783,7 @@ def test_a_recipe_runs_and_the_next_job_goes_on(name, store_of_recipes, tmp_path
     (tmp_path / "use.py").write_text(USES.get(name, ""))
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     variables |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    variables |= {"DECOUPLE_GCLOUD": "TRUE"}  # MaxText without the libraries of Google Cloud
     command = [sys.executable, "-W", "ignore", str(PROGRAMS / "next_job.py")]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -842,6 +849,43 @@ def test_the_loader_of_torchtitan_goes_on_with_another_degree_and_ends_on_any(st
 def resumed_at_end(loader, ended):
     loader.load_state_dict(ended.state_dict())
     return loader
+
+
+@pytest.mark.slow
+def test_the_trainer_of_maxtext_goes_on_in_another_number_of_processes(store_of_recipes, tmp_path):
+    """It takes 20 batches of 6 rows in one process, and 20 more in three, from its checkpoint."""
+    pytest.importorskip(RECIPES["MaxText"])
+    (tmp_path / "train-h5").symlink_to(store_of_recipes)
+    (tmp_path / "recipe.py").write_text(recipes()["MaxText"])
+    parts = trained_by_maxtext(tmp_path, 1, 20), trained_by_maxtext(tmp_path, 3, 40)
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    how = {"targets": True, "documents": ("position_ids", "document_ids"), "rank": 0, "world_size": 1}
+    with zb_hdf5.Loader(store_of_recipes, **how) as loader:
+        steps = list(loader)
+    expected = {name: np.concatenate([step[name].numpy() for step in steps])[:240] for name in steps[0]}
+    learned = expected["targets"] >= 0
+    assert np.array_equal(found["inputs"], expected["tokens"])
+    assert np.array_equal(found["targets"], np.where(learned, expected["targets"], 0))
+    assert np.array_equal(found["inputs_position"], expected["position_ids"])
+    assert np.array_equal(found["inputs_segmentation"] == 0, expected["document_ids"] < 0)
+    assert np.array_equal(np.diff(found["inputs_segmentation"]), np.diff(expected["document_ids"]))
+    assert np.array_equal(found["targets_segmentation"], np.where(learned, found["inputs_segmentation"], 0))
+
+
+def trained_by_maxtext(folder, count, steps):
+    """Train up to a step in some processes; return the rows of the last 20 steps in the order of the epoch."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = PROGRAMS / "maxtext_job.py"
+    with open(folder / f"{count}.log", "w+") as log:
+        how = {"cwd": folder, "env": environment(DECOUPLE_GCLOUD="TRUE"), "stdout": log, "stderr": log}
+        commands = [command_of(program, process, count, port, steps, 6 // count) for process in range(count)]
+        with running(*(subprocess.Popen(command, **how) for command in commands)) as jobs:
+            codes = [job.wait() for job in (jobs if count > 1 else [jobs])]
+        assert codes == [0] * count, log.seek(0) or log.read()[-3000:]
+    files = [np.load(folder / f"{process}-of-{count}.npz") for process in range(count)]
+    return {name: np.stack([file[name].reshape(20, -1, 64) for file in files], 1).reshape(-1, 64) for name in files[0]}
 
 
 def rows_of_store(path, split):

@@ -1,7 +1,10 @@
 """Field sets of a source that a conversion copies with its tokens, and those that it leaves behind by name."""
 
 import json
+import os
 import shutil
+import signal
+import time
 
 import h5py
 import numpy as np
@@ -156,6 +159,27 @@ def test_a_killed_copy_goes_on(source, tmp_path):
     assert not (tmp_path / "B").exists()
     convert(source, "batch", tmp_path / "B", resume=True)
     require_copied(source, tmp_path / "B")
+
+
+@pytest.mark.slow
+def test_kills_at_any_moment_of_a_copy_lose_nothing(source, tmp_path):
+    rng = np.random.default_rng(5)
+    killed = 0
+    for number in range(20):
+        path = tmp_path / f"B{number}"
+        child = os.fork()
+        if child == 0:
+            try:
+                convert(source, "batch", path, shards=2)
+            finally:
+                os._exit(0)
+        time.sleep(float(rng.uniform(0, 0.4)))  # a moment as any other: nothing depends on which it is
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        killed += not path.exists()
+        convert(source, "batch", path, shards=2, resume=True)
+        require_copied(source, path)
+    assert killed >= 5
 
 
 def test_a_merge_replaces_a_store_with_sets_only_if_they_are_named(source, tmp_path):

@@ -21,6 +21,7 @@ from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import threads
 from zb_hdf5.files.ranges import in_memory
 from zb_hdf5.files.threads import ReadPool, read_ahead
+from zb_hdf5.loaders import ahead
 from zb_hdf5.loaders.ahead import HINTED_TOGETHER, BatchHints, hint_ahead
 from zb_hdf5.loaders.steps import StepReader
 
@@ -274,3 +275,18 @@ def test_a_state_loaded_in_the_middle_of_an_iteration_turns_it(path, prefetch):
     expected = plain[:10] + plain[4:]
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert loader.state_dict()["position"] == len(plain) * 4
+
+
+@pytest.mark.parametrize(
+    ("reads", "step_bytes", "memory", "steps"),
+    [
+        (1, 64 << 10, 1 << 40, 64),  # as ever for tokens
+        (32, 64 << 10, 1 << 40, 32),
+        (1, 6 << 20, 1 << 40, 10),  # 64 MiB of values
+        (1, 6 << 20, 128 << 20, 2),  # an eighth of the memory
+        (1, 6 << 20, 1 << 20, 1),
+    ],
+)
+def test_steps_that_are_announced_do_not_fill_the_memory(reads, step_bytes, memory, steps, monkeypatch):
+    monkeypatch.setattr(ahead, "memory_limit", lambda: memory)
+    assert ahead.hinted_steps(reads, step_bytes) == steps

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.errors import ArgumentError, UnavailableError
+from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.objects import MAX_READS
 from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.threads import MAX_THREADS, read_ahead
@@ -35,8 +36,9 @@ HINTED_TOGETHER: Final = 16
 HINTED_AHEAD: Final = 64
 #: Reads of scattered rows between a hint and its read, about: a disk then has enough to do.
 HINTED_READS: Final = 1024
-#: Bytes between a hint and its read, about: those of more steps would push each other out of a small memory.
+#: Bytes between a hint and its read, about, and the share of memory for them: more would push each other out of it.
 HINTED_BYTES: Final = 64 << 20
+HINTED_SHARE: Final = 8
 #: Batches that a hint is remembered for: of 64 KiB each these are 4 GiB, which a page cache keeps.
 REMEMBERED_HINTS: Final = 65_536
 
@@ -220,4 +222,5 @@ def hint_ahead(
 
 def hinted_steps(reads: int, step_bytes: int) -> int:
     """Return how many steps of so many scattered reads each, and bytes, are announced ahead."""
-    return max(1, min(HINTED_AHEAD, HINTED_READS // reads, HINTED_BYTES // step_bytes))
+    most_bytes = min(HINTED_BYTES, memory_limit() // HINTED_SHARE)
+    return max(1, min(HINTED_AHEAD, HINTED_READS // reads, most_bytes // step_bytes))

@@ -18,13 +18,19 @@ from benchmarks import measure as m
 from benchmarks.report import markdown, write
 
 #: The parts of the report.
-PARTS = ("peers", "read", "load", "beyond", "train", "convert", "remote")
+PARTS = ("peers", "read", "load", "field_sets", "beyond", "train", "convert", "remote")
 #: Rounds of every row by default, and with --quick.
 ROUNDS = 5
 QUICK_ROUNDS = 1
 QUICK_MIB = 8
 #: Tables that `--ours` leaves out: they take minutes.
-LONG = ("Many shards", "A cold disk", "Larger than memory", "A small model, end to end")
+LONG = (
+    "Many shards",
+    "A cold disk",
+    "Larger than memory",
+    "Field sets larger than memory",
+    "A small model, end to end",
+)
 
 
 def _pythons(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -42,7 +48,11 @@ def _pythons(context: click.Context, parameter: click.Parameter, values: tuple[s
 @click.argument("name", type=click.Choice((*PARTS, "report")))
 @click.option("--quick", is_flag=True, help="Little data and few rounds: shows that it runs, no more.")
 @click.option("--rounds", type=click.IntRange(1), help="Interleaved rounds of every row.")
-@click.option("--mib", type=click.IntRange(1), help="MiB of uint32 tokens of each source. [default: 200]")
+@click.option(
+    "--mib",
+    type=click.IntRange(1),
+    help="MiB of uint32 tokens, or of values, of each source. [default: 200]",
+)
 @click.option("--only", default="", help="Only the tables whose title has this text.")
 @click.option("--ours", "is_ours", is_flag=True, help="No other libraries, and no table that takes minutes.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write report.md and report/ here.")
@@ -64,8 +74,9 @@ def benchmarks(name: str, only: str, out: Path | None, json_path: Path | None, *
     """Measure this package against bare reads and writes and other libraries, and with --old against another build.
 
     report: all parts. peers: loaders of other libraries. read: every backend and access, codecs, windows. load:
-    loaders, documents, fields and spans, files of other trainers, large stores, cold disks. beyond: data larger than
-    memory. train: a small model. convert: every conversion. remote: a store behind HTTP.
+    loaders, documents, fields and spans, files of other trainers, large stores, cold disks. field_sets: values that
+    are computed later. beyond: data larger than memory. train: a small model. convert: every conversion. remote: a
+    store behind HTTP.
     """
     start_s = time.monotonic()
     parts = PARTS if name == "report" else (name,)

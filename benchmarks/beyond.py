@@ -72,14 +72,14 @@ def seen(name: str, folder: str, way: str) -> float:
 def row(entrance: str, pass_s: float, name: str, folder: str, way: str) -> m.Figures:
     """Enter a control group, and time two passes of a way, none of whose data are in the page cache."""
     m.evict(Path(folder))
-    _enter(entrance)
+    enter(entrance)
     own = m.anonymous_mib()
     start_s = time.perf_counter()
     epochs = file_of(name).BEYOND[way](Path(folder))
     opened_s = time.perf_counter() - start_s
-    first_us = m.step_times_us(_of_a_while(epochs(0), pass_s))
+    first_us = m.step_times_us(of_a_while(epochs(0), pass_s))
     busy_s = time.process_time()
-    later_us = m.step_times_us(_of_a_while(epochs(1), pass_s))
+    later_us = m.step_times_us(of_a_while(epochs(1), pass_s))
     busy_s = time.process_time() - busy_s
     return {
         m.FIRST: float(first_us.mean()),
@@ -94,14 +94,14 @@ def row(entrance: str, pass_s: float, name: str, folder: str, way: str) -> m.Fig
 
 def direct(entrance: str, folder: str) -> m.Figures:
     """Return the limit: the data once from front to back past the page cache."""
-    _enter(entrance)
+    enter(entrance)
     us = 4e6 * m.BATCH_TOKENS / m.direct_bytes_per_s(Path(folder) / "tokens.npy")
     return {m.LATER: us}
 
 
 def direct_in_threads(entrance: str, folder: str, pass_s: float) -> m.Figures:
     """Return the limit of whole batches in any order: past the page cache, in threads."""
-    _enter(entrance)
+    enter(entrance)
     path = Path(folder) / "tokens.npy"
     batches = os.path.getsize(path) // (4 * m.BATCH_TOKENS) - 1
     with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as file:
@@ -109,7 +109,7 @@ def direct_in_threads(entrance: str, folder: str, pass_s: float) -> m.Figures:
         def read(numbers: Any) -> int:
             buffer = mmap.mmap(-1, 4 * m.BATCH_TOKENS)  # page-aligned for O_DIRECT
             places = (int(number) * len(buffer) for number in numbers)
-            return sum(os.preadv(file.fileno(), [buffer], place) for place in _of_a_while(places, pass_s))
+            return sum(os.preadv(file.fileno(), [buffer], place) for place in of_a_while(places, pass_s))
 
         parts = np.array_split(np.random.default_rng(m.SEED).permutation(batches), DIRECT_READERS)
         start_s = time.perf_counter()
@@ -119,11 +119,13 @@ def direct_in_threads(entrance: str, folder: str, pass_s: float) -> m.Figures:
     return {m.FIRST: us, m.LATER: us}
 
 
-def _enter(entrance: str) -> None:
+def enter(entrance: str) -> None:
+    """Have this process enter a control group."""
     Path(entrance).write_text(f"{os.getpid()}")
 
 
-def _of_a_while(batches: Iterable[Any], pass_s: float) -> Iterator[Any]:
+def of_a_while(batches: Iterable[Any], pass_s: float) -> Iterator[Any]:
+    """Yield batches until some seconds have passed."""
     end_s = time.monotonic() + pass_s
     for batch in batches:
         yield batch
@@ -149,7 +151,7 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     except memory_cap.NoCapError as error:
         raise m.UnavailableRow(str(error)) from error
     m.write_tokens(run.folder / "tokens.npy", mib * m.MIB_BATCHES * m.BATCH_SIZE)
-    capped = partial(_capped, place, num_bytes)
+    in_group = partial(capped, place, num_bytes)
     pass_s = QUICK_PASS_S if run.quick else PASS_S
     builds: dict[str, m.Build] = {}
     skipped: dict[str, str] = {}
@@ -164,13 +166,13 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
                 continue
             for way in found:
                 check = partial(builds[name].call, "seen", name, run.folder, way)
-                time_it = partial(capped, builds[name], "row", pass_s, name, run.folder, way)
+                time_it = partial(in_group, builds[name], "row", pass_s, name, run.folder, way)
                 baseline = _baseline(way)
                 bar = BARS.get(baseline) if way.startswith("Loader") and "access" not in way else None
                 bars = {} if bar is None else {m.FIRST: bar, m.LATER: bar}
                 ways.append(m.Way(way, _Checked(check, time_it), baseline, bars))
-        ways.append(m.Way(LIMIT, partial(capped, builds[OURS], "direct", run.folder)))
-        ways.append(m.Way(BATCHES_LIMIT, partial(capped, builds[OURS], "direct_in_threads", run.folder, pass_s)))
+        ways.append(m.Way(LIMIT, partial(in_group, builds[OURS], "direct", run.folder)))
+        ways.append(m.Way(BATCHES_LIMIT, partial(in_group, builds[OURS], "direct_in_threads", run.folder, pass_s)))
         table = m.compare(run.titles[0], ways, run.rounds)
     finally:
         for build in builds.values():
@@ -214,7 +216,8 @@ def _baseline(way: str) -> str:
     return f"{LOOP}, sequential" if way.endswith("sequential") else LOOP
 
 
-def _capped(place: memory_cap.Place, num_bytes: int, build: m.Build, function: str, *arguments: Any) -> m.Figures:
+def capped(place: memory_cap.Place, num_bytes: int, build: m.Build, function: str, *arguments: Any) -> m.Figures:
+    """Call a function of a build, which enters a control group first; return its figures, and the most memory."""
     with memory_cap.group(place, num_bytes) as group:
         figures: m.Figures = build.call(function, group.entrance, *arguments)
         return figures | {PEAK: group.peak_mib()}

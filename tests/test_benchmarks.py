@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from commandline import run
 
-from benchmarks import beyond, memory_cap, peers, read
+from benchmarks import beyond, field_sets, memory_cap, peers, read
 from benchmarks import measure as m
 from benchmarks.__main__ import PARTS, benchmarks
 from benchmarks.report import faster, markdown, missed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rows of each benchmark.
-ROWS = {"peers": 14, "read": 20, "load": 39, "train": 5, "convert": 13, "remote": 3}
+ROWS = {"peers": 14, "read": 20, "load": 39, "field_sets": 13, "train": 5, "convert": 13, "remote": 3}
 #: Bytes of memory of a process that is capped.
 CAP = 64 << 20
 #: The run whose page is a part of the documentation.
@@ -49,7 +49,7 @@ def test_every_row_is_measured(tmp_path, name):
     if name == "remote" and shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
         pytest.skip("needs nginx (Debian: nginx-light)")
     path = tmp_path / "figures.json"
-    options = ["--ours"] if name == "peers" else []
+    options = ["--ours"] if name in ("peers", "field_sets") else []
     done = measured(name, *options, "--json", path, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["figures.json"], "the data is removed at the end"
@@ -303,6 +303,20 @@ def test_data_that_are_larger_than_memory_are_read_and_a_tensor_of_them_is_kille
     killed = table["skipped"]["torch.load, int64 batches in memory, in a DataLoader"]
     assert killed == f"{SIGKILL} (round 1 of 1)"
     assert table["conclusion"] in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.longest
+@pytest.mark.usefixtures("place")
+def test_field_sets_that_are_larger_than_memory_are_read(tmp_path):
+    path = tmp_path / "figures.json"
+    done = measured("field_sets", "--only", "larger", "--json", path, "--folder", tmp_path, timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    [table] = json.loads(path.read_text())["tables"]
+    assert not table["skipped"]
+    cap_mib = table["mib"] / beyond.SHARE
+    assert [row["name"] for row in table["rows"]] == list(field_sets.BEYOND)
+    assert all(0 < row["figures"][beyond.PEAK][0] <= cap_mib + 1 for row in table["rows"])
 
 
 def test_a_machine_that_cannot_cap_memory_is_a_reason(build, monkeypatch, tmp_path):

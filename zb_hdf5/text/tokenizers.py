@@ -396,7 +396,8 @@ def require_tokenizer(stored: str, tokenizer: str | Tokenizer, where: object) ->
     if isinstance(digest, str) and digest != tokenizer.digest:
         raise StateError(
             f"{where}: expected the tokenizer that it was made with, {found.get('kind')}:{found.get('name')} (digest "
-            f"{digest[:12]}), found {tokenizer.spec} (digest {tokenizer.digest[:12]})"
+            f"{digest[:12]}), found {tokenizer.spec} (digest {tokenizer.digest[:12]}); "
+            "pass that one, or convert the text again"
         )
 
 

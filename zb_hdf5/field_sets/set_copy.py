@@ -45,8 +45,9 @@ def copy_parts(
     _publish_same(target / SET_FACTS, facts.to_json())
     _publish_same(target / SET_INDEX, index.to_json())
     parts = index.parts
+    names = set(parts["path"])
     for _, path in parts_in(target):
-        if path.name not in parts["path"]:  # of an older set of this name
+        if path.name not in names:  # of an older set of this name
             path.unlink()
 
     def copy(number: int) -> int:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from zb_hdf5.files.large_array import AFTER_PAGE
 from zb_hdf5.loaders import step_memory
-from zb_hdf5.loaders.step_memory import AFTER_PAGE, LEAST_BYTES, MOST_KEPT, StepMemory
+from zb_hdf5.loaders.step_memory import LEAST_BYTES, MOST_KEPT, StepMemory
 
 F2 = np.dtype("f2")
 SHAPE = (8, LEAST_BYTES // 8)

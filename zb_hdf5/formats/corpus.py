@@ -30,6 +30,7 @@ from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock, cached_per_process
+from zb_hdf5.files.large_array import large_array
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import raise_if_cancelled
@@ -472,7 +473,7 @@ class Corpus:
         next group. In a thread of `ReadPool` it ends by `WorkCancelled` between two groups, when nobody waits for it.
         """
         unit = self.meta.batch_tokens
-        group = np.empty((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
+        group = large_array((max(1, GROUP_BYTES // self.meta.batch_bytes), *self.meta.shape), self.tokens.dtype)
         whole, rest = divmod(self.num_tokens, unit)
         for start in range(0, whole, len(group)):
             raise_if_cancelled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from math import prod
 from typing import Any, Final
@@ -10,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.files.large_array import large_array
+
 #: Fewer bytes are left to the C library, which soon keeps them for the next step; more than 32 MiB it never keeps.
 LEAST_BYTES: Final = 4 << 20
 #: Arrays without an owner that are kept, at most. A loop has the values of one step while those of the next are read.
 MOST_KEPT: Final = 4
-#: Values begin so many bytes after a page. Files are mapped at the beginning of one, and some processors copy to an
-#: address 1 to 31 bytes further on at a fifth of the rate; the C library gives large arrays 16 bytes further on.
-AFTER_PAGE: Final = 64
+_BYTES: Final = np.dtype(np.uint8)
 
 
 class StepMemory:
@@ -42,16 +41,10 @@ class StepMemory:
             kept = self._kept.pop()
         except IndexError:  # another thread may have taken the last one
             kept = np.empty(0, np.uint8)
-        return kept if len(kept) >= num_bytes else _after_page(num_bytes)
+        return kept if len(kept) >= num_bytes else large_array((num_bytes,), _BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepMemory, ()
-
-
-def _after_page(num_bytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.empty(num_bytes + mmap.PAGESIZE + AFTER_PAGE, np.uint8)
-    start = -memory.ctypes.data % mmap.PAGESIZE + AFTER_PAGE
-    return memory[start : start + num_bytes]
 
 
 class _Lent:

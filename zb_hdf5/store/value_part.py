@@ -22,6 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.field import Field
 from zb_hdf5.files.checked import GROUP_BYTES, crc32_of
+from zb_hdf5.files.large_array import large_array
 from zb_hdf5.files.paths import on_failure, regular
 from zb_hdf5.files.publishing import disk_errors, published, write_fully
 from zb_hdf5.files.ranges import libc, read_fully
@@ -278,7 +279,7 @@ class ValuePart:
         """Yield the values of some records at a time, one array for each, with the number of the first."""
         items = self.facts.items(field)
         step = max(1, GROUP_BYTES // max(1, items * field.dtype.itemsize))
-        group = np.empty(step * items, field.dtype)
+        group = large_array((step * items,), field.dtype)
         for row in range(0, self.layout.records, step):
             records = min(step, self.layout.records - row)
             count = self.facts.count(field, self.layout.first + row, records)

@@ -146,7 +146,14 @@ def test_field_sets_are_copied_too(options, train_file, folder, tmp_path):
     require_in_cache(folder, path, rank=1, fields=["t/w", "t/score"], **options)
     again = staged(path, folder, *words, "--field-set", "t", "--ranks", 1, "--world-size", WORLD)
     assert again["field_sets"]["t"]["present"] == of_set["units"]
-    assert "field set t" in stage(path, folder, *words, "--field-set", "t").stdout
+
+
+def test_the_report_counts_units_of_each_field(train_file, folder, tmp_path):
+    path = shutil.copy(train_file, tmp_path / "t.h5")
+    write_set(path)
+    told = stage(path, folder, "--field", "mask", "--field-set", "t").stdout
+    assert "128 of 128 batches of tokens and fields, " in told
+    assert "512 of 512 records of its fields, " in told  # two fields of 256 records
 
 
 def test_the_set_of_a_stream_is_copied_too(tmp_path, folder):

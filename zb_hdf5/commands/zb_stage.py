@@ -109,18 +109,21 @@ def zb_stage(
         loader.set_epoch(epoch)
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress, sets)
-    lines = _lines_of(report, report["unit"], "staged")
+    lines = _lines_of(report, report["unit"], " of tokens and fields" if fields else "", "staged")
     for name, of_set in report.get("field_sets", {}).items():
-        lines += _lines_of(of_set, "record", f"field set {name}")
+        lines += _lines_of(of_set, "record", " of its fields", f"field set {name}")
     return Output(report, lines)
 
 
-def _lines_of(report: dict[str, Any], noun: str, title: str) -> list[tuple[str, str]]:
-    """Return the lines of the units that were staged of some columns, and of those that the cache has no room for."""
+def _lines_of(report: dict[str, Any], noun: str, columns: str, title: str) -> list[tuple[str, str]]:
+    """Return the lines of the units that were staged of some columns, and of those that the cache has no room for.
+
+    Each column has units of its own, so that two fields of 8 records are 16 units.
+    """
     units = report["units"]
     held = report["present"] + report["copied"]
-    size = f"{counted(units, noun)}, {format_bytes(report['num_bytes'])}"
+    size = f"{counted(units, noun)}{columns}, {format_bytes(report['num_bytes'])}"
     lines = [(title, f"{held:,} of {size}; {report['present']:,} were there already")]
     if left := units - held:
-        lines.append(("left out", f"{counted(left, noun)}: the cache or its disk is full; see 'zb cache'"))
+        lines.append(("left out", f"{counted(left, noun)}{columns}: the cache or its disk is full; see 'zb cache'"))
     return lines

@@ -6,18 +6,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from zb_hdf5.errors import ArgumentError, UnavailableError
+from zb_hdf5.errors import ArgumentError, FormatError, UnavailableError
 from zb_hdf5.field_sets.claimed_range import ClaimedRange
 from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, drop_leftovers, owner_of_claim, release_by_hand
-from zb_hdf5.files.objects import list_objects, put_object
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.objects import delete_objects, list_objects, put_object
+from zb_hdf5.files.paths import RemotePath, any_path, read_whole
 from zb_hdf5.files.publishing import published, write_fully
-from zb_hdf5.spec import SET_FACTS, SET_INDEX
+from zb_hdf5.spec import SET_FACTS, SET_GROWN, SET_INDEX, VALUES_PREFIX
 from zb_hdf5.store.set_facts import SetFacts, grown_files, part_name
 from zb_hdf5.store.set_index import SetIndex, index_of, parts_in
 from zb_hdf5.store.value_part import ValuePart
+
+#: The index of a set whose objects are uploaded at this moment.
+_UPLOADED: Final = "index.uploaded.json"
 
 
 class RangeState(NamedTuple):
@@ -109,7 +112,8 @@ def upload_set(
 ) -> int:
     """Copy a finished set to a bucket, its index last; return the bytes that were sent.
 
-    Objects that are there with all of their bytes are kept, so that an upload that ended early goes on.
+    Objects that are there with all of their bytes are kept, so that an upload that ended early goes on. Parts of an
+    earlier set of this name are replaced, unless they have the same digest.
 
     Parameters
     ----------
@@ -126,17 +130,48 @@ def upload_set(
     place = any_path(url)
     if not isinstance(place, RemotePath):
         raise ArgumentError(f"expected a URL such as s3://bucket/train-h5/fields/{facts.name}/train, found {url}")
-    parts = SetIndex.load(folder, facts).parts["path"]
-    files = [*(folder / name for name in parts), *grown_files(folder), folder / SET_FACTS, folder / SET_INDEX]
-    sizes = {path: path.stat().st_size for path in files}
-    present = list_objects(place.url)
+    index = SetIndex.load(folder, facts)
+    present = _begin_upload(place, facts, index)
+    texts = [*grown_files(folder), folder / SET_FACTS, folder / SET_INDEX]  # a few KB, which are sent each time
+    sizes = {path: path.stat().st_size for path in [*(folder / name for name in index.parts["path"]), *texts]}
     sent = 0
     for path, size in sizes.items():
-        if present.get(path.name) != size or path.name == SET_INDEX:
+        if present.get(path.name) != size or path in texts:
             put_object(f"{place.url}/{path.name}", path)
             sent += size
         progress(size, sum(sizes.values()))
+    delete_objects(place.url, [_UPLOADED])
     return sent
+
+
+def _begin_upload(place: RemotePath, facts: SetFacts, index: SetIndex) -> dict[str, int]:
+    """Return the size of each object of this set that is there, after those of an earlier set are deleted.
+
+    The index that is uploaded lies there meanwhile by another name: what an upload that ended early left is of this
+    set if it is the same.
+    """
+    present = list_objects(place.url)
+    text = index.to_json()
+    if _UPLOADED in present and read_whole(place / _UPLOADED) == text.encode():
+        return present
+    known = _digests_at(place, facts) if SET_INDEX in present else {}
+    ours = dict(zip(index.parts["path"], index.parts["sha256"], strict=True))
+    same = {name for name, sha256 in ours.items() if known.get(name) == sha256}
+    others = [name for name in present if name.startswith((VALUES_PREFIX, SET_GROWN)) and name not in same]
+    delete_objects(place.url, others)
+    if others:
+        delete_objects(place.url, [SET_INDEX])
+    put_object(f"{place.url}/{_UPLOADED}", text.encode())
+    return {name: size for name, size in present.items() if name in same}
+
+
+def _digests_at(place: RemotePath, facts: SetFacts) -> dict[str, str]:
+    """Return the digest of each part of an earlier set; none of a set that had other fields."""
+    try:
+        parts = SetIndex.load(place, facts).parts
+    except FormatError:
+        return {}
+    return dict(zip(parts["path"], parts["sha256"], strict=True))
 
 
 def drop_set(folder: Path, facts: SetFacts) -> int:

@@ -130,3 +130,21 @@ def test_grain_shuffles_batches_and_resumes_records(packed_store):
         assert [batch["input_ids"].tolist() for batch in resumed] == rest
         rows = sorted(row for batch in [first["input_ids"].tolist(), *rest] for row in batch)
         assert rows == sorted(each["input_ids"].tolist() for each in source)
+
+
+def test_a_state_of_an_elastic_iterator_of_grain_fits_more_shards(packed_store):
+    grain = pytest.importorskip("grain")
+    with StoreRecords(packed_store) as source:
+        data = grain.MapDataset.source(source).shuffle(seed=1)
+
+        def shards(count):
+            options = (grain.sharding.ShardOptions(shard_index=shard, shard_count=count) for shard in range(count))
+            return [grain.experimental.ElasticIterator(data, 6, each) for each in options]
+
+        [alone] = shards(1)
+        next(alone)
+        parts = shards(3)
+        for part in parts:
+            part.set_state(alone.get_state())
+        rows = np.stack([next(part)["input_ids"] for part in parts], 1).reshape(6, -1)
+        assert np.array_equal(rows, next(alone)["input_ids"])

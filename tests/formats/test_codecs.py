@@ -227,6 +227,13 @@ def test_a_missing_library_is_named(tokens, tmp_path, write_file, write_store, m
     assert not list(tmp_path.glob("y.h5*"))
 
 
+def test_a_check_without_the_library_calls_no_file_bad(tokens, tmp_path, write_store, monkeypatch):
+    folder = write_store(tmp_path / "z", tokens, codec="zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(errors.UnavailableError, match="codec zstd:3 needs the package zstandard"):
+        verify_store(folder)
+
+
 def test_hdf5_itself_needs_a_plugin_for_zstd(tokens, tmp_path, write_file):
     """In a process of its own: whoever imports hdf5plugin changes HDF5 for good."""
     path = write_file(tmp_path / "x.h5", tokens, codec="zstd").path

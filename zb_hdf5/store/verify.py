@@ -20,6 +20,7 @@ from zb_hdf5.errors import (
     FormatError,
     IncompleteError,
     Remedy,
+    UnavailableError,
     UnverifiableError,
     ZbError,
 )
@@ -196,10 +197,13 @@ def _table_path(entry: ShardEntry) -> str:
 def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = False) -> Iterator[None]:
     """Keep an error as the problem of a file.
 
-    A lone file of another program has no digests of ours; its dataset may be named, and be the wrong one.
+    A lone file of another program has no digests of ours; its dataset may be named, and be the wrong one. A machine
+    that lacks a codec or a server tells nothing about the file.
     """
     try:
         yield
+    except UnavailableError:
+        raise
     except ZbError as error:
         is_of_call = isinstance(error, ArgumentError) and bool(error.options)
         if is_lone and (is_of_call or error.remedy in (Remedy.CONVERT, Remedy.CHANNELS)):
@@ -260,6 +264,8 @@ def verify_store(
         If no shard is of that split.
     BackendError
         If digests are given for files that hold their own.
+    UnavailableError
+        If this machine lacks something that a file needs, such as a codec: nothing is said about the files.
     """
     path = named_by_prefix(any_path(path))
     require_read_as(read_as)

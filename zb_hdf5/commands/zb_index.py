@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zb_hdf5.read_as import ReadAs
     from zb_hdf5.store.index import ShardIndex
 
+_result_option = option_group("Result")
 _digests_option = option_group("File of digests")
 _work_option = option_group("Work")
 
@@ -40,9 +41,9 @@ def zb_index() -> None:
     """
 
 
-@zb_index.command("merge", short_help="Publish the store that the jobs of an array have written.")
+@zb_index.command("merge", cls=GroupedCommand, short_help="Publish the store that the jobs of an array have written.")
 @click.argument("path", type=NEW)
-@click.option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
+@_result_option("--force", is_flag=True, help="Replace an existing result when the new one is whole.")
 @option_of("drop_field_set")
 @output_options
 def zb_index_merge(path: Path, force: bool, drop_field_set: tuple[str, ...] | None) -> Output:

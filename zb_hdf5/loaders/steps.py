@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -69,6 +70,10 @@ def require_no_overflow(batches: Batches, tokens: npt.NDArray[Any]) -> None:
             f"{batches.path}: expected ids below 2**31, which torch.int32 holds, found {least + 2**32:,}; pass "
             "dtype=torch.int64"
         )
+
+
+#: How many watched reads of a column had to wait for a disk: a frame of Python for it would be one of each step.
+_WAITS: Final = attrgetter("waits")
 
 
 class StepReader:
@@ -261,21 +266,17 @@ class StepReader:
         if block.ndim == 1 and self._whole is not None and self._whole.gives_views:  # their pages are not read here
             yield steps
             return
-        residency = self._batches.tokens.residency
+        residencies = [column.tokens.residency for column in self._columns]
         for first in range(0, len(block), WATCHED_ONE_IN):
-            waits = self._waits()
-            yield (residency.watch(next, steps),)
-            if self._waits() != waits:
+            waits = sum(map(_WAITS, residencies))
+            yield (residencies[0].watch(next, steps),)
+            if sum(map(_WAITS, residencies)) != waits:
                 rest = iter(requests_in(block[first + 1 :]))
                 is_whole = block.ndim == 1
                 hinted = self._prefetch != 0
                 yield self._read_hinted(plan, rest, is_whole) if hinted else map(self._read_by_position, rest)
                 return
             yield islice(steps, WATCHED_ONE_IN - 1)
-
-    def _waits(self) -> int:
-        """Return how many watched reads had to wait for a disk."""
-        return sum(column.tokens.residency.waits for column in self._columns)
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""

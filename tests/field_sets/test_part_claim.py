@@ -219,6 +219,7 @@ def killed_at(path, wait_s):
     return lines, os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.longest
 def test_three_hundred_kills_lose_no_record_that_was_written(source, tmp_path):
     """Each writer is killed at some moment, mostly inside a commit; a record that it has named is there, and right."""

@@ -132,7 +132,7 @@ def open_field_set(
         asked = None
         if fields is not None:
             how: dict[str, Any] = {"maker": maker_text(maker), "note": note, "words": tuple(words), "about": about}
-            asked = _asked(corpus, files, name, parse_set_fields(fields), (seq_len, stride), **how)
+            asked = _asked(corpus, files, name, split, parse_set_fields(fields), (seq_len, stride), **how)
             asked = _cut(asked, corpus, part_bytes)
             _make(folder, asked)
         facts = _load(folder, name, corpus.path, files, asked)
@@ -171,9 +171,10 @@ def plan_field_set(
     _require_name(name)
     corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
     with nullcontext() if corpus is source else closing(corpus):
-        folder = set_folder(corpus.path, name, split_of(corpus)) if path is None else local_path(path)
+        split = split_of(corpus)
+        folder = set_folder(corpus.path, name, split) if path is None else local_path(path)
         refuse_existing(folder / SET_FACTS)
-        asked = _asked(corpus, bound_files(corpus), name, parse_set_fields(fields), (seq_len, stride))
+        asked = _asked(corpus, bound_files(corpus), name, split, parse_set_fields(fields), (seq_len, stride))
         return FieldSetPlan.of(folder, _cut(asked, corpus, part_bytes))
 
 
@@ -186,6 +187,7 @@ def _asked(
     corpus: Corpus,
     files: tuple[BoundFile, ...],
     name: str,
+    split: str,
     fields: tuple[Field, ...],
     windows: tuple[int | None, int | None],
     about: str = ABOUT[0],
@@ -198,7 +200,7 @@ def _asked(
     record_tokens, seq_len = (0, 0) if True in is_of_documents else _records_of(corpus, *windows)
     return SetFacts(
         name=name,
-        split=split_of(corpus),
+        split=split,
         fields=fields,
         about=about,
         record_tokens=record_tokens,

@@ -134,12 +134,13 @@ def upload_set(
     present = _begin_upload(place, facts, index)
     texts = [*grown_files(folder), folder / SET_FACTS, folder / SET_INDEX]  # a few KB, which are sent each time
     sizes = {path: path.stat().st_size for path in [*(folder / name for name in index.parts["path"]), *texts]}
+    total = sum(sizes.values())
     sent = 0
     for path, size in sizes.items():
         if present.get(path.name) != size or path in texts:
             put_object(f"{place.url}/{path.name}", path)
             sent += size
-        progress(size, sum(sizes.values()))
+        progress(size, total)
     delete_objects(place.url, [_UPLOADED])
     return sent
 

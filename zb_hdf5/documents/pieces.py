@@ -97,12 +97,15 @@ class Pieces:
 
     def split(self, num_records: int) -> Iterator[Pieces]:
         """Yield the pieces of the first `num_records` records, of the next ones, and so on."""
-        starts = self.starts  # computed once for all parts
+        first_rows = np.arange(self.num_records) % num_records * self.seq_len
+        starts = first_rows.repeat(self.counts) + self.columns  # for all parts at once, and so are the lengths
+        lengths = self.lengths
         record = 0
         for first, last in pairwise(self.ends[::num_records].tolist()):
             ends = self.ends[record : record + num_records + 1] - first
             part = Pieces(ends, self.columns[first:last], self.offsets[first:last], self.seq_len)
-            part.starts = starts[first:last] - record * self.seq_len
+            part.starts = starts[first:last]
+            part.lengths = lengths[first:last]
             record += num_records
             yield part
 
@@ -195,8 +198,7 @@ def cu_seqlens(pieces: Pieces, capacity: int | None = None) -> npt.NDArray[np.in
 
 def max_seqlen(pieces: Pieces) -> int:
     """Return the length of the longest segment, padding included; 0 without records."""
-    lengths = pieces.lengths
-    return int(lengths.max()) if len(lengths) else 0
+    return int(pieces.lengths.max(initial=0))
 
 
 def seq_lens(pieces: Pieces) -> npt.NDArray[np.int32]:

@@ -462,7 +462,7 @@ class Corpus:
         num_batches
             The whole batches that it has.
         """
-        return replace(self.meta, batch_size=windows.size)
+        return self.meta if windows.size == self.meta.batch_size else replace(self.meta, batch_size=windows.size)
 
     # --- digests -------------------------------------------------------------------------------------------------
 

@@ -319,7 +319,8 @@ class StepValues:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces, request))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
-        step |= self.fields_of(request, len(tokens))
+        if self._fields:
+            step |= self.fields_of(request, len(tokens))
         if pieces is not None and self._ends_documents:
             self._add_documents(step, pieces)
         return step

@@ -101,6 +101,8 @@ def found_at(
 
 def _require_backend_name(backend: str) -> None:
     """Raise `ArgumentError` for a backend that neither we nor an installed package have."""
+    if backend == "auto":
+        return
     ours = tuple(dict.fromkeys(("auto", *batch_formats(), *flat_names())))
     if backend in ours or flat_format(backend) is not None:
         return

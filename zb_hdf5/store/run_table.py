@@ -8,11 +8,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.pieces import ends_of
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.ranges import Run
-from zb_hdf5.spec import (
-    INDEX_COLUMN_KEYS,
-)
+from zb_hdf5.spec import INDEX_COLUMN_KEYS
 from zb_hdf5.store.parsed_arrays import require_array
 
 
@@ -30,7 +29,7 @@ class RunTable:
     def __init__(self, counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64]) -> None:
         self._counts = counts
         self._runs = runs
-        self._firsts = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
+        self._firsts = ends_of(np.maximum(counts, 0))
 
     @classmethod
     def of(cls, runs_of_shards: list[tuple[Run, ...] | None]) -> Self:
@@ -71,12 +70,12 @@ class RunTable:
         num_runs = int(np.maximum(counts, 0).sum())
         if len(counts) != num_shards or {len(array) for array in arrays} != {num_runs}:
             raise FormatError(f"{where}: expected the runs of each of {num_shards:,} shards")
-        found = cls(counts, np.stack(arrays, axis=1))
-        if (counts < -1).any() or (found._runs < 0).any():
+        found = cls(counts, np.array(arrays).T)
+        if counts.min(initial=0) < -1 or found._runs.min(initial=0) < 0:
             raise FormatError(f"{where}: expected natural numbers")
         if chunks is None:
             return found
-        before = np.concatenate([[0], np.cumsum(found._runs[:, 2])])  # chunks before each run
+        before = ends_of(found._runs[:, 2])  # chunks before each run
         sums = np.diff(before[found._firsts])
         differs = (sums != chunks) & (counts >= 0)
         if differs.any():

@@ -260,7 +260,7 @@ def _require_values(values: dict[str, Any], where: str) -> None:
         raise FormatError(f"{where}: shards: expected split {' or '.join(SPLITS)}, found {unknown[0]!r}")
     for key, array in values.items():
         least = NOT_KNOWN if key in ("crc32", "document_count") else 0
-        if isinstance(array, np.ndarray) and (array < least).any():
+        if isinstance(array, np.ndarray) and array.min(initial=least) < least:
             raise FormatError(f"{where}: shards: expected {key} >= {least}, found {array.min()}")
 
 

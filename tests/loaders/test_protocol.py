@@ -305,7 +305,7 @@ def test_after_an_error_next_goes_on_at_the_same_batch(name, error, data, monkey
             with monkeypatch.context() as broken:
                 called = {
                     "Loader": ["whole_batches.crc32_of"],
-                    "DocumentLoader": ["step_values.from_numpy"],
+                    "DocumentLoader": ["step_field.from_numpy"],
                 }  # in each step
                 for function in called.get(name, ["mapped_records.from_numpy", "whole_batches.from_numpy"]):
                     broken.setattr(f"zb_hdf5.loaders.{function}", Mock(side_effect=error))

@@ -829,6 +829,20 @@ class Batches:
         if len(records):
             self.tokens.gather(self.windows.starts(records, length), out)
 
+    def records_of(self, request: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the records of a batch, which is given by its number, or those that are given."""
+        size = self.windows.size
+        return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
+
+    def rows(self, length: int) -> TokenArray | None:
+        """Return all records of `length` tokens as the rows of one read-only mapping, whose file has its size now.
+
+        None: no mapping has them all, its reads are compared, or they may wait for a disk. It is for orders over these
+        batches, and lasts until the corpus is closed.
+        """
+        flat = None if self.windows.overlap else self.tokens.flat()
+        return None if flat is None or len(flat) % length else flat.reshape(-1, length)
+
     def read_batch_int32(self, index: SupportsIndex) -> torch.Tensor:
         """Return one batch as a `torch.int32` tensor, without a copy where uint32 tokens are mapped.
 
@@ -849,13 +863,12 @@ class Batches:
 
     def read_records_torch(self, records: npt.NDArray[np.int64], seq_len: int, dtype: npt.DTypeLike) -> torch.Tensor:
         """Return any records as a new tensor, shape (count, seq_len). For orders over these batches: no check."""
-        flat = None if self.windows.overlap else self.tokens.flat()
-        if flat is None or len(flat) % seq_len:
+        all_rows = self.rows(seq_len)
+        if all_rows is None:
             rows = np.empty((len(records), seq_len), self.dtype)
             if len(records):
                 self.tokens.gather(self.windows.starts(records, seq_len), rows)
         else:
-            all_rows = flat.reshape(-1, seq_len)
             rows = self.tokens.residency.watch_some(all_rows.take, records, 0, None, "clip")
         return from_numpy()(rows.astype(dtype))
 

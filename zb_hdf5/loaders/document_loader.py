@@ -36,7 +36,8 @@ from zb_hdf5.loaders.order import (
     whole_seed,
     with_companion,
 )
-from zb_hdf5.loaders.step_values import as_tensor, require_masked, value_count, value_shape
+from zb_hdf5.loaders.step_field import as_tensor, value_count, value_shape
+from zb_hdf5.loaders.step_values import require_masked
 from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader

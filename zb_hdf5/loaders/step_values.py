@@ -6,9 +6,9 @@ All follow from the stored pieces of documents, and nothing from token ids.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from math import prod
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
@@ -18,13 +18,12 @@ from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
-from zb_hdf5.field import BFLOAT16, CODE, RESERVED_NAMES, SET_MARK, UNITS
+from zb_hdf5.field import CODE, RESERVED_NAMES, SET_MARK
 from zb_hdf5.formats.corpus import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
-from zb_hdf5.loaders.step_memory import StepMemory
+from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, OF_TOKENS, StepField, as_tensor
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
-from zb_hdf5.packages import from_numpy, require_package
-from zb_hdf5.spec import ABOUT
+from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +51,6 @@ META_MARK: Final = ":"
 _OF_TABLE: Final = (DOCUMENT_NUMBERS, SOURCES)
 #: The values that have an item for each segment of a document in the step.
 _OF_SEGMENTS: Final = frozenset({"cu_seqlens", "seq_lens", *_OF_TABLE})
-#: Bytes of an unsigned dtype that torch lacks -> the dtype of its tensors; 8 bytes hold values up to 2**63 - 1.
-_SIGNED: Final = {2: np.int32, 4: np.int64, 8: np.int64}
 #: Steps whose pieces are read together at first.
 FIRST_STEPS: Final = 4
 #: Pieces that are read together later, about: 80 bytes for each.
@@ -108,12 +105,6 @@ def code_field(name: str) -> str:
     return f"{name}{SET_MARK}{CODE}"
 
 
-def _unit_of(reader: Batches, stored: str) -> str:
-    """Return the thing that has a value each of a field, which is opened; raises as `Batches.field`."""
-    field = reader.corpus.field(stored).meta.field
-    return UNITS[0] if field is None else field.unit
-
-
 def require_field_names(fields: Sequence[str]) -> None:
     """Raise `ArgumentError` for one text in place of names of fields."""
     if isinstance(fields, str):
@@ -139,33 +130,6 @@ def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: 
     if not 0 <= numbers[0] <= numbers[-1] < count:
         unknown = numbers[0] if numbers[0] < 0 else numbers[-1]
         raise ArgumentError(f"{path}: mask_documents: expected numbers in 0..{count - 1:,}, found {unknown:,}")
-
-
-def value_shape(values: Batches) -> tuple[int, ...]:
-    """Return the shape of the values of one token: of a field, or () of tokens."""
-    return () if values.meta.field is None else values.meta.field.shape
-
-
-def value_count(values: Batches) -> int:
-    """Return the number of the values of one token."""
-    return prod(value_shape(values))
-
-
-def as_tensor(values: npt.NDArray[Any], kind: str = "") -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor; the array itself if torch has no such dtype (structured values, bytes).
-
-    Parameters
-    ----------
-    values
-        The values as they are stored.
-    kind
-        As `Field` has it.
-    """
-    if kind == BFLOAT16:
-        return from_numpy()(values.view(np.int16)).view(require_package("torch", "torch").bfloat16)
-    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
-        values = values.astype(_SIGNED[values.dtype.itemsize])
-    return from_numpy()(values) if values.dtype.kind in "biufc" else values
 
 
 class StepValues:
@@ -213,7 +177,6 @@ class StepValues:
         # the last token of windows that overlap, however far they do, is a target only
         self._num_inputs = seq_len - 1 if targets and reader.overlap else seq_len
         self._targets = targets
-        self._fields = wanted_fields(fields)
         self._spans = spans
         self._masked = mask_documents
         self._documents = _document_values(documents)
@@ -221,20 +184,27 @@ class StepValues:
         values = DOCUMENT_VALUES | {"cu_seqlens": partial(views.cu_seqlens, capacity=capacity)}
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
-        self._units = {name: _unit_of(reader, stored) for name, stored in self._fields.items()}
-        self._memory = {stored: StepMemory() for stored in self._fields.values()}
+        asked = {name: self._opened(stored) for name, stored in wanted_fields(fields).items()}
+        #: The fields of tokens and of records, and those of documents, by their names in a step.
+        self._fields = {name: field for name, field in asked.items() if field.unit != OF_DOCUMENTS}
+        self._of_documents = {name: field for name, field in asked.items() if field.unit == OF_DOCUMENTS}
         codes = [name for name in self._documents if name.startswith(f"{META}{META_MARK}")]
-        self._codes = {name: code_field(name.partition(META_MARK)[2]) for name in codes}
-        of_documents = bool(codes) or UNITS[2] in self._units.values()
+        self._codes = {name: self._opened(code_field(name.partition(META_MARK)[2])) for name in codes}
+        named = self._stored_targets.names if self._stored_targets else ()
+        self._fields_of_targets = {name: self._opened(name) for name in named}
+        of_documents = bool(codes or self._of_documents)
         self._needs_numbers = of_documents or not self._documents.keys().isdisjoint(_OF_TABLE)
         self._num_context = reader.num_context if targets else 0
         self._ends_documents = bool(self._documents or spans)
-        self.as_dict = bool(fields) or self._ends_documents
+        self.as_dict = bool(asked) or self._ends_documents
         self.needs_pieces = self._ends_documents or bool(mask_documents) or (targets and reader.has_padding)
         self.has_targets = self._stored_targets is not None
         self.has_context = self._num_context > 0
         self.of_one_shape = not spans and not of_documents and _OF_SEGMENTS.isdisjoint(self._documents)
         self._require_stored()
+
+    def _opened(self, stored: str) -> StepField:
+        return StepField(self._reader, stored, self._seq_len, self._num_inputs, has_targets=self._targets)
 
     @classmethod
     def of_fields(cls, reader: Batches, fields: WantedFields) -> Self:
@@ -253,20 +223,18 @@ class StepValues:
     def _require_stored(self) -> None:
         """Raise `ArgumentError` or `BackendError` if the store has no such field, or no documents."""
         reader = self._reader
-        for name, unit in self._units.items():
+        for name, field in (self._fields | self._of_documents).items():
             if name in self._documents:
                 raise ArgumentError(
                     f"{reader.path}: {name} is asked for as a field, and of the documents: leave out one of them"
                 )
-            if unit == UNITS[1]:
-                self._require_records(self._fields[name])
-            if unit == UNITS[2] and not self._ends_documents:
+            if field.unit == OF_RECORDS:
+                field.require_fit()
+            if field.unit == OF_DOCUMENTS and not self._ends_documents:
                 raise ArgumentError(
                     f"{reader.path}: {name} has a value for each document: ask for documents too, such as "
                     "documents=('cu_seqlens',)"
                 )
-        for stored in self._codes.values():
-            reader.corpus.field(stored)
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing
         needs_table = self._needs_numbers or self._masked or self._spans
@@ -277,17 +245,6 @@ class StepValues:
         if self._masked:
             require_masked(reader.path, self._masked, len(self._table), self._targets)
 
-    def _require_records(self, stored: str) -> None:
-        """Raise `ArgumentError` if the records of a stream are other windows than those that a field has values of."""
-        made = self._reader.corpus.field(stored).windows_of_set
-        windows = self._reader.windows
-        inputs = windows.length - (1 if self._num_inputs < self._seq_len else 0)
-        if made is not None and (inputs, windows.stride) != (made.length, made.stride):
-            raise ArgumentError(
-                f"{self._reader.path}: {stored} has a value for each window of {made.length:,} tokens every "
-                f"{made.stride:,}, found windows of {inputs:,} every {windows.stride:,}"
-            )
-
     @property
     def _table(self) -> DocumentTable:
         return self._reader.corpus.require_documents()
@@ -295,8 +252,8 @@ class StepValues:
     @property
     def columns(self) -> list[Batches]:
         """The fields that are read at each step."""
-        of_tokens = [stored for name, stored in self._fields.items() if self._units[name] == UNITS[0]]
-        names = [*of_tokens, *(self._stored_targets.names if self._stored_targets else ())]
+        names = [field.name for field in self._fields.values() if field.unit == OF_TOKENS]
+        names += self._fields_of_targets
         if self.needs_pieces:
             names.append(self._reader.documents_field)
         return [self._reader.field(name) for name in dict.fromkeys(names) if name]
@@ -313,26 +270,41 @@ class StepValues:
         pieces
             The pieces of all rows, if the values need them.
         """
+        fields = self.fields_of(request, tokens.shape[0]) if self._fields else {}
+        return self._step(request, tokens, pieces, fields.values())
+
+    def steps_of(self, block: npt.NDArray[np.int64], tokens: Iterator[torch.Tensor]) -> Iterator[Any]:
+        """Return the steps of a block in the page cache, in order, as `step_of` does.
+
+        Parameters
+        ----------
+        block
+            The requests.
+        tokens
+            The tokens of each.
+        """
+        pieces = self.pieces_in(block) if self.needs_pieces else repeat(None)
+        fields = zip(*(field.read_all(block) for field in self._fields.values()), strict=False)
+        return map(self._step, requests_in(block), tokens, pieces, fields if self._fields else repeat(()))
+
+    def _step(
+        self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None, fields: Iterable[Any]
+    ) -> dict[str, Any] | tuple[torch.Tensor, torch.Tensor]:
+        """Return the step of a request, of which the values of fields are read."""
         inputs = tokens if self._num_inputs == self._seq_len else tokens[:, : self._num_inputs]
         step: dict[str, Any] = {"tokens": inputs}
         if self._targets:
             step["targets"] = as_tensor(self._targets_of(tokens.numpy(), pieces, request))
         if not self.as_dict:
             return tokens[:, :-1], step["targets"][:, : tokens.shape[1] - 1]
-        if self._fields:
-            step |= self.fields_of(request, len(tokens))
+        step.update(zip(self._fields, fields, strict=True))
         if pieces is not None and self._ends_documents:
             self._add_documents(step, pieces)
         return step
 
     def fields_of(self, request: StoredRequest, num_rows: int) -> dict[str, Any]:
         """Return the values of the fields of tokens and of records in a request; rows after it are padding."""
-        found = {}
-        for name, stored in self._fields.items():
-            if self._units[name] != UNITS[2]:
-                read = self._field if self._units[name] == UNITS[0] else self._of_records
-                found[name] = as_tensor(read(stored, request, num_rows), self._kind(stored))
-        return found
+        return {name: field.read(request, num_rows) for name, field in self._fields.items()}
 
     def _add_documents(self, step: dict[str, Any], pieces: Pieces) -> None:
         """Add the values of documents, and spans."""
@@ -343,12 +315,11 @@ class StepValues:
             step[name] = found if type(found) is int else from_numpy()(found)
         if self._needs_numbers:
             numbers = self._table.number_of(pieces.offsets)
-            for name, stored in self._fields.items():
-                if self._units[name] == UNITS[2]:
-                    step[name] = as_tensor(self._of_units(stored, numbers), self._kind(stored))
-            for name, stored in self._codes.items():
-                codes = self._of_units(stored, numbers).astype(np.int64)
-                codes[codes == self._padding(stored)] = -1
+            for name, field in self._of_documents.items():
+                step[name] = field.of_documents(numbers)
+            for name, field in self._codes.items():
+                codes = field.of_numbers(numbers).astype(np.int64)
+                codes[codes == field.padding] = -1
                 step[name] = from_numpy()(codes)
             if DOCUMENT_NUMBERS in self._documents:
                 step[DOCUMENT_NUMBERS] = as_tensor(numbers)
@@ -368,85 +339,14 @@ class StepValues:
         else:
             found = views.next_tokens(tokens, pieces)
         if self._stored_targets is not None:
-            self._stored_targets.put_into(found, partial(self._all_values, request=request, num_rows=len(found)))
+            fields = self._fields_of_targets
+            self._stored_targets.put_into(found, lambda name: fields[name].of_all(request, len(found)))
         if self._num_context:
-            records = self._records_of(request)
+            records = self._reader.records_of(request)
             found[: len(records)][records > 0, : self._num_context] = IGNORED_TARGET
         if pieces is not None and self._masked:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))
         return found[:, : self._num_inputs]
-
-    def _records_of(self, request: StoredRequest) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records of a request."""
-        size = self._reader.batch_size
-        return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
-
-    def _kind(self, stored: str) -> str:
-        """Return the kind of the numbers of a field. See `Field`."""
-        field = self._reader.corpus.field(stored).meta.field
-        return "" if field is None else field.kind
-
-    def _field(self, stored: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
-        """Return the values of the inputs of a request; of a field set with targets, those about the targets."""
-        values = self._all_values(stored, request, num_rows)
-        if not self._targets or self._reader.corpus.field(stored).about != ABOUT[1]:
-            return values[:, : self._num_inputs]
-        about_targets = values[:, 1 : self._num_inputs + 1]
-        lacking = self._num_inputs - about_targets.shape[1]
-        if not lacking:
-            return about_targets
-        ends = np.broadcast_to(self._padding(stored), (num_rows, lacking, *values.shape[2:]))
-        return np.concatenate([about_targets, ends], axis=1)
-
-    def _padding(self, stored: str) -> npt.NDArray[Any]:
-        """Return the value of a field where it has none."""
-        field = self._reader.corpus.field(stored).meta.field
-        return np.zeros((), np.int64) if field is None else field.padding
-
-    def _of_records(self, stored: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
-        """Return a value for each record of a request, shape (num_rows, ...)."""
-        parts = 1 if isinstance(request, int) else self._reader.seq_len // self._seq_len
-        records = self._records_of(request) // parts
-        found = self._of_units(stored, records + self._context_of(stored))
-        lacking = np.broadcast_to(self._padding(stored), (num_rows - len(found), *found.shape[1:]))
-        return np.concatenate([found, lacking]) if len(lacking) else found
-
-    def _context_of(self, stored: str) -> int:
-        """Return how many records of a field set are the context of a window of a stream."""
-        made = self._reader.corpus.field(stored).windows_of_set
-        return 0 if made is None else made.length // made.stride - 1
-
-    def _of_units(self, stored: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values of records or documents by their numbers, and padding for those below 0."""
-        values = self._reader.corpus.field(stored)
-        field = values.meta.field
-        shape = () if field is None else field.shape
-        out = np.empty((len(numbers), prod(shape)), values.dtype)
-        known = np.flatnonzero(numbers >= 0)
-        if len(known) == len(numbers):
-            values.tokens.gather(numbers * out.shape[1], out)
-        else:
-            out[...] = self._padding(stored)
-            if len(known):
-                rows = np.empty((len(known), out.shape[1]), values.dtype)
-                values.tokens.gather(numbers[known] * out.shape[1], rows)
-                out[known] = rows
-        return out.reshape(len(numbers), *shape)
-
-    def _all_values(self, name: str, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
-        """Return the values of the records of a request, and 0, or the fill value, in the rows after them."""
-        values = self._reader.field(name)
-        shape = value_shape(values)
-        rows = (num_rows, self._seq_len * value_count(values))
-        memory = self._memory.get(name)  # of fields alone: the targets of a store are few bytes
-        out = np.empty(rows, values.dtype) if memory is None else memory.array(rows, values.dtype)
-        if isinstance(request, int):
-            values.read_into(request, out)
-        else:
-            field = values.meta.field
-            out[len(request) :] = 0 if field is None or field.fill is None else field.padding
-            values.read_records_into(request, out[: len(request)])
-        return out.reshape(num_rows, self._seq_len, *shape)
 
     def pieces_of_request(self, request: StoredRequest) -> Pieces | None:
         """Return the pieces of a stored batch, or of records, if the values need them."""

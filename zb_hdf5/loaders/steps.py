@@ -23,7 +23,8 @@ from zb_hdf5.loaders.far_batches import FarBatches
 from zb_hdf5.loaders.mapped_records import MappedRecords
 from zb_hdf5.loaders.mapped_windows import MappedWindows
 from zb_hdf5.loaders.order import PaddedRecords, Request, StepPlan, StoredRequest, requests_in
-from zb_hdf5.loaders.step_values import StepValues, WantedFields, value_count
+from zb_hdf5.loaders.step_field import value_count
+from zb_hdf5.loaders.step_values import StepValues, WantedFields
 from zb_hdf5.loaders.stored_targets import has_targets
 from zb_hdf5.loaders.whole_batches import WholeBatches
 from zb_hdf5.packages import require_package
@@ -284,11 +285,7 @@ class StepReader:
         tokens = map(self._tokens, block.tolist()) if cut is None else cut.read_all(block)
         if self._may_overflow:
             tokens = map(self._fitting, tokens)
-        values = self._values
-        if values is None:
-            return tokens
-        requests = requests_in(block)
-        return map(values.step_of, requests, tokens, values.pieces_in(block) if values.needs_pieces else repeat(None))
+        return tokens if self._values is None else self._values.steps_of(block, tokens)
 
     def _read_waiting(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
         """Read steps that are not in the page cache."""

@@ -16,7 +16,8 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.corpus import Batches, Corpus
-from zb_hdf5.loaders.step_values import require_field_names, value_count, value_shape
+from zb_hdf5.loaders.step_field import value_count, value_shape
+from zb_hdf5.loaders.step_values import require_field_names
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
 from zb_hdf5.store.opening import open_for_loader
 

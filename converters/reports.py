@@ -174,7 +174,7 @@ class Report:
         counts = self.counts
         meta = self.meta
         is_whole = self.part == WHOLE
-        found = [("wrote" if self.tokens_written else "present", f"{self.destination} ({self._files()})")]
+        found = [("wrote" if self.tokens_written else "present", f"{self.destination} ({self._num_shards()})")]
         if not self._is_stream:
             shape = f"{self.num_batches:,} of {meta.batch_size:,} x {meta.seq_len:,} {meta.dtype.name}"
             found.append(("batches", shape))
@@ -205,10 +205,8 @@ class Report:
             found += counts.documents_dropped.lines()
         return found
 
-    def _files(self) -> str:
-        """Return how many files there are, and how many of them an earlier run had written."""
-        if self.destination.is_file():
-            return "1 file"
+    def _num_shards(self) -> str:
+        """Return how many shards there are, and how many of them an earlier run had written."""
         kept = self.kept.shards
         if kept:
             return f"kept {counted(kept, 'shard')}, wrote {len(self.shards) - kept:,}"

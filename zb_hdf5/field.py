@@ -253,5 +253,5 @@ def _field_of(name: str, described: npt.DTypeLike) -> Field:
     try:
         dtype = np.dtype(described)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"field {name}: expected a dtype, found {described!r}") from error
+        raise ArgumentError(f"field {name}: expected a dtype, found {described!r}: {error}") from error
     return Field(name, dtype.base, dtype.shape)

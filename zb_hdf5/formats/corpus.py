@@ -969,7 +969,7 @@ class Batches:
         """
         length = seq_len or self.seq_len
         if length < 1 or self.seq_len % length:
-            raise ArgumentError(f"seq_len must divide the stored {self.seq_len:,}, found {length:,}")
+            raise ArgumentError(f"{self.path}: seq_len must divide the stored {self.seq_len:,}, found {length:,}")
         parts = self.seq_len // length
         numbers = np.asarray(records, np.int64)
         # a negative number is a large one

@@ -179,7 +179,7 @@ class WrittenShard(NamedTuple):
 
 
 def by_split(folder: Path, files: Sequence[WrittenShard]) -> dict[str, tuple[Path, list[WrittenShard]]]:
-    """Return the folder and the files of each split. Of several, each gets a folder of its own; empty files go.
+    """Return the folder and the files of each split. Each of several gets a folder of its own; empty files go.
 
     Parameters
     ----------

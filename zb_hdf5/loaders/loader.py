@@ -74,7 +74,7 @@ def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
 def _require_divisor(batches: Batches, seq_len: int) -> None:
     """Raise `ArgumentError` unless the records of a loader are whole parts of those that are stored."""
     if whole_number("seq_len", seq_len) < 1 or batches.seq_len % seq_len:
-        raise ArgumentError(f"seq_len must divide the stored {batches.seq_len}, found {seq_len}")
+        raise ArgumentError(f"{batches.path}: seq_len must divide the stored {batches.seq_len}, found {seq_len}")
 
 
 def _require_one_store(source: object) -> None:

@@ -156,7 +156,7 @@ class StepField:
         return out.reshape(num_rows, self._seq_len, *self._shape)
 
     def _of_inputs(self, values: npt.NDArray[Any]) -> torch.Tensor | npt.NDArray[Any]:
-        """Return the values of the inputs of some records, or those about their targets, of the values of all tokens."""
+        """Return the values of the inputs of records, or those about their targets, of the values of all tokens."""
         num_inputs = self._num_inputs
         if self._is_of_targets:
             values = values[:, 1 : num_inputs + 1]

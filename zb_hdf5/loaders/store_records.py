@@ -136,7 +136,7 @@ class StoreRecords(Sequence[dict[str, Any]]):
     Thread-safe, usable after fork, picklable (a copy reopens the files by their paths).
 
     Labels are the tokens, as models take them that shift the labels, or the fields `labels` and `loss_mask` of the
-    store. Where nothing is learned they are -100; so is padding, in stores that keep which columns are padding.
+    store. They are -100 for tokens that teach nothing; so is padding, in stores that keep which columns are padding.
 
     Parameters
     ----------

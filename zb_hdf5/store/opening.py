@@ -62,8 +62,8 @@ def open_corpus(
         or batches of all, of the same dtype, length and fields.
     backend
         "auto" looks at the magic bytes; "batch" or "hdf5" demands that format. "npy" demands a file or folder of
-        arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/in_place.md). Of a folder
-        with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
+        arrays, "megatron", "datatrove", "olmo" or "bin" token files of that trainer (see docs/in_place.md). In a
+        folder with a store for each format it chooses the store; "auto" takes HDF5. States fit both.
     access
         "auto": a local file is mapped at the first call that needs a mapping (a view, int32 of uint32, records; whole
         batches of a loader, while they are in the page cache); whatever is copied into a buffer, and a file on a

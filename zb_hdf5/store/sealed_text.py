@@ -47,7 +47,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_sealed(text: str, path: object, remedy: Remedy | None = None) -> Any:
-    """Parse such a text. Where it has a digest, it must be the right one.
+    """Parse such a text. If it has a digest, it must be the right one.
 
     Parameters
     ----------

@@ -243,6 +243,11 @@ class Shard(IdFile):
                     options=["source_dtype"],
                 )
             kinds[ids] = source_dtype
+        elif source_dtype is not None and ids in kinds:
+            raise ConvertError(
+                f"{self.path}: column {ids!r}: source_dtype is for bytes, found {kinds[ids]}; leave it out",
+                options=["source_dtype"],
+            )
         for name in (wanted.id_column, *wanted.metadata_columns):
             if name in kinds and self._encodings[name][0].name not in _VALUES:
                 raise ConvertError(

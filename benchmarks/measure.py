@@ -45,6 +45,8 @@ MIB_BATCHES: Final = MIB // (4 * BATCH_TOKENS)
 AGAINST_OLD: Final = "Against the older build"
 #: A machine on which others use less than this many cores counts as quiet.
 QUIET_CORES: Final = 0.15
+#: The load before each row is looked at for so long.
+LOAD_PATIENCE_S: Final = 0.1
 
 #: Name, with its unit, -> value; less is better.
 Figures = dict[str, float]
@@ -223,14 +225,18 @@ def _busy_s() -> float:
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle time and waits for disks
 
 
-def wait_for_quiet(patience_s: float) -> None:
-    """Wait until other processes leave the machine alone, but no longer than `patience_s`."""
+def wait_for_quiet(patience_s: float) -> float:
+    """Wait until other processes leave the machine alone, but no longer than `patience_s`.
+
+    Return the number of cores that they kept busy in the last tenth of a second.
+    """
     end_s = time.monotonic() + patience_s
     busy = 1.0
     while busy > QUIET_CORES and time.monotonic() < end_s:
         before = _busy_s()
         time.sleep(0.1)
         busy = (_busy_s() - before) / 0.1
+    return busy
 
 
 def machine() -> str:
@@ -476,12 +482,14 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
     A way that raises `UnavailableRow`, or whose process is killed, is left out, with the reason.
     """
     found: dict[str, list[Figures]] = {way.name: [] for way in ways}
+    loads: dict[str, list[float]] = {way.name: [] for way in ways}
     skipped: dict[str, str] = {}
     for number in range(rounds):
         for way in turns(ways, number):
             if way.name in skipped:
                 continue
             print(f"{title}: {way.name}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+            loads[way.name].append(wait_for_quiet(LOAD_PATIENCE_S))
             try:
                 found[way.name].append(way.run())
             except UnavailableRow as error:
@@ -491,7 +499,7 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
                 print(f"{title}: {way.name}: {skipped[way.name]}", file=sys.stderr, flush=True)
     measured = [way for way in ways if way.name not in skipped]
     _require_equal_tokens(measured, found)
-    rows = [_row(way, found) for way in measured]
+    rows = [_row(way, found) | {"load": spread(loads[way.name])} for way in measured]
     return {"title": title, "rounds": rounds, "rows": rows, "skipped": skipped}
 
 

@@ -25,13 +25,16 @@ from zb_hdf5.store.format_list import FORMATS
 
 pytest.register_assert_rewrite("contract")  # before its import: a failed check shows its values
 
-#: One of so many cases of a test is tried without --slow.
-QUICK_SHARE = 5
-#: Examples of a property: with --slow, and without.
-ALL_EXAMPLES, QUICK_EXAMPLES = 100, 10
+#: One of so many cases of a test is tried without --slow, and by .ci/run.
+QUICK_SHARE, CI_SHARE = 5, 3
+#: Examples of a property: with --slow, by .ci/run, and without.
+ALL_EXAMPLES, CI_EXAMPLES, QUICK_EXAMPLES = 100, 50, 10
 #: One of so many parameter sets of a test with the mark `thin`.
 THIN_SHARE = 12
 
+
+# Before torch is imported, here or in a process that a test starts: on a busy machine its threads wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts what runs in the background with Ctrl+C ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,8 +44,15 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 
+def is_ci(config):
+    """Return whether the longest tests are left out, as .ci/run does."""
+    return config.getoption("--slow") and config.getoption("markexpr") == "not longest"
+
+
 def pytest_configure(config):
     examples = ALL_EXAMPLES if config.getoption("--slow") else QUICK_EXAMPLES
+    if is_ci(config):
+        examples = CI_EXAMPLES
     settings.register_profile("zb", deadline=None, derandomize=True, print_blob=True, max_examples=examples)
     settings.load_profile("zb")
 
@@ -104,9 +114,10 @@ def pytest_collection():
 
 @pytest.fixture
 def thinned(request):
-    """Return `thinned(cases, share=5) -> list`: all of them with --slow, else every fifth."""
+    """Return `thinned(cases, share=5) -> list`: all of them with --slow, else every fifth; every third in .ci/run."""
+    all_cases = CI_SHARE if is_ci(request.config) else 1
     slow = request.config.getoption("--slow")
-    return lambda cases, share=QUICK_SHARE: list(cases)[:: 1 if slow else share]
+    return lambda cases, share=QUICK_SHARE: list(cases)[:: all_cases if slow else share]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -316,6 +316,7 @@ finally:
 
 
 @pytest.mark.slow
+@pytest.mark.longest
 def test_a_million_rows_are_counted_in_less_than_500_mb(tmp_path):
     rng = np.random.default_rng(0)
     tokens = np.zeros((ROWS // 8, 8, OF_ROW * LENGTH), np.uint16)

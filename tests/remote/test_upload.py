@@ -136,9 +136,9 @@ MOMENTS = [(at, done) for at in range(1, 6) for done in (False, True)]
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--resume",), ()])
 @pytest.mark.parametrize("number", CODES)
-def test_a_signal_at_any_moment_of_an_upload_leaves_a_store(number, options, s3, folders):
+def test_a_signal_at_any_moment_of_an_upload_leaves_a_store(number, options, s3, folders, thinned):
     before = content()
-    for at, done in MOMENTS:
+    for at, done in thinned(MOMENTS):
         is_killed_and_goes_on(s3, folders[1], Killed(number, at, done=done), options)
         put_back(before)
     code, said = converted(s3, folders[0])

@@ -8,6 +8,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -131,8 +132,20 @@ class UnitTokens(Tokens):
             done += len(part)
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        for row in starts.argsort().tolist():  # the rows of one unit follow each other
-            self.read([(int(starts[row]), out[row])])
+        if not len(starts):
+            return
+        order = starts.argsort()  # the rows of one unit follow each other
+        ascending = starts[order]
+        units, places = np.divmod(ascending, self.unit)
+        columns = np.arange(out.shape[1])
+        for first, stop in pairwise([0, *(np.flatnonzero(units[1:] != units[:-1]) + 1).tolist(), len(order)]):
+            if stop - first > 1:
+                unit = self._unit(int(units[first]))
+                if places[stop - 1] + len(columns) <= len(unit):
+                    out[order[first:stop]] = unit[places[first:stop, np.newaxis] + columns]
+                    continue
+            rows = map(out.__getitem__, order[first:stop].tolist())
+            self.read(zip(ascending[first:stop].tolist(), rows, strict=True))
 
 
 #: The reads that a reader with this `verify` compares.

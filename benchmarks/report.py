@@ -151,7 +151,7 @@ def markdown(result: dict[str, Any], pictures: str | None = FOLDER) -> str:
         ]
     if pictures and pictured(result):
         lines += ["## Rates", "", f"![The rates of ours, a bare loop and other libraries]({pictures}/{PICTURE})", ""]
-    lines += [NODE, HOW]
+    lines += [NODE, HOW] if pictures else [HOW]
     for table in result["tables"]:
         lines += _section(table, load > QUIET_LOAD, pictures)
     if result["quick"]:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from zlib import crc32
@@ -57,10 +57,10 @@ def pytest_configure(config):
     settings.load_profile("zb")
 
 
-def covering(items):
-    """Return so few parameter sets of a test that each value of each parameter is in one of them."""
+def covering(items, together):
+    """Return so few parameter sets of a test that any so many values of different parameters are in one of them."""
     # by their ids: for pytest, each of the sets has values of its own
-    values = {item: set(enumerate(item.callspec._idlist)) for item in items}
+    values = {item: {*combinations(enumerate(item.callspec._idlist), together)} for item in items}
     left = set().union(*values.values())
     chosen = set()
     while left:
@@ -70,22 +70,26 @@ def covering(items):
     return chosen
 
 
-def more_than_covering(items):
-    """Return the parameter sets of all tests that only combine their values in another way."""
+def crossed_cases(items):
+    """Return the parameter sets of each test that has several parameters."""
     cases = {}
     for item in items:
         crossed = len(item.callspec._idlist) > 1 if hasattr(item, "callspec") else False
         if crossed and not ("thin" in item.keywords or "slow" in item.keywords):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {item for of_test in cases.values() for item in set(of_test) - covering(of_test)}
+    return cases.values()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     seen = set()
     all_cases = config.getoption("--slow")
-    for item in more_than_covering(items):
-        item.add_marker(pytest.mark.slow)
+    for of_test in crossed_cases(items):
+        for item in {*of_test} - covering(of_test, 1):
+            item.add_marker(pytest.mark.slow)
+        if is_ci(config):
+            for item in {*of_test} - covering(of_test, 2):
+                item.add_marker(pytest.mark.longest)
     for item in items:
         if item.get_closest_marker("thin"):
             # by a digest: every twelfth would take the same value of a parameter again and again

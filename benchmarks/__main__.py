@@ -85,21 +85,18 @@ def benchmarks(name: str, only: str, out: Path | None, json_path: Path | None, *
         known = "; ".join(title for part in parts for title in _titles(part, "", options))
         raise click.BadParameter(f"no title has {only!r}; the titles: {known}", param_hint="--only")
     tables: list[dict[str, Any]] = []
-    for part, titles in asked.items():
-        tables += _measured(part, titles, options) if titles else []
-    result = {
-        "benchmark": name,
-        "machine": m.machine(),
-        "seconds": round(time.monotonic() - start_s),
-        "quick": options["quick"],
-        "tables": tables,
-    }
-    if json_path:
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
-    if out:
-        click.echo(f"written: {write(result, out)}")
-    else:
-        click.echo(markdown(result, None))
+    facts = {"benchmark": name, "machine": m.machine(), "quick": options["quick"], "tables": tables}
+    try:
+        for part, titles in asked.items():
+            tables.extend(_measured(part, titles, options) if titles else [])
+    finally:  # what an hour has measured is not lost with the row that fails
+        result = {**facts, "seconds": round(time.monotonic() - start_s)}
+        if json_path:
+            json_path.write_text(json.dumps(result, indent=1) + "\n")
+        if out:
+            click.echo(f"written: {write(result, out)}")
+        else:
+            click.echo(markdown(result, None))
 
 
 def _titles(part: str, only: str, options: dict[str, Any]) -> list[str]:

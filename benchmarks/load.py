@@ -26,6 +26,8 @@ from benchmarks.peers.ours import ONE_RANK, load
 from benchmarks.read import bare, from_memory, make_store
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, ReadAs, ShardIndex, convert
 
+#: MiB of the tokens of a source.
+MIB = 200
 SHARD_BATCHES = 4096
 WINDOWS = {"batch_size": 4, "seq_len": 4096}
 #: Tokens of a document.

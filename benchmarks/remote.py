@@ -18,6 +18,8 @@ from benchmarks import measure as m
 from benchmarks.read import Store, make_store
 from zb_hdf5 import Loader
 
+#: MiB of the tokens of a source.
+MIB = 200
 PORT = 8391
 UNDER_WAY = 16
 BAR = 0.8

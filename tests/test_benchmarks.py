@@ -64,7 +64,9 @@ def test_every_row_is_measured(tmp_path, name):
 @pytest.mark.parametrize("name", PARTS)
 def test_a_name_of_no_table_is_refused_with_all_names(name):
     done = run(benchmarks, name, "--quick", "--only", "nonsense")
-    known = [title for title in import_module(f"benchmarks.{name}").TITLES if title != "Against the older build"]
+    module = import_module(f"benchmarks.{name}")
+    assert module.MIB > 0, "the size of a whole run, which no quick one asks for"
+    known = [title for title in module.TITLES if title != "Against the older build"]
     assert done.exit_code == 2
     assert "; ".join(known) in " ".join(done.stderr.split())
 
@@ -317,6 +319,20 @@ def test_field_sets_that_are_larger_than_memory_are_read(tmp_path):
     cap_mib = table["mib"] / beyond.SHARE
     assert [row["name"] for row in table["rows"]] == list(field_sets.BEYOND)
     assert all(0 < row["figures"][beyond.PEAK][0] <= cap_mib + 1 for row in table["rows"])
+
+
+def test_what_was_measured_is_written_when_a_later_table_fails(build, monkeypatch, tmp_path):
+    def measure(run):
+        assert run.mib == 200
+        yield table_of(title=run.titles[0])
+        raise RuntimeError("a row that nobody expected to fail")
+
+    monkeypatch.setattr(read, "measure", measure)
+    monkeypatch.setattr(m, "Build", lambda *_: build)
+    with pytest.raises(RuntimeError, match="nobody expected"):
+        run(benchmarks, "read", "--json", tmp_path / "figures.json", "--folder", tmp_path)
+    [table] = json.loads((tmp_path / "figures.json").read_text())["tables"]
+    assert [row["name"] for row in table["rows"]] == ["np.memmap loop", "Loader", "another"]
 
 
 def test_a_machine_that_cannot_cap_memory_is_a_reason(build, monkeypatch, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
@@ -123,26 +123,33 @@ class StepField:
 
     def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
         """Yield the values of each step of a block, in order. They are in the page cache."""
-        rows = None
-        if block.ndim > 1 and self.unit == OF_TOKENS:
+        num_rows = self._batches.batch_size if block.ndim == 1 else block.shape[1]
+        requests: Iterable[StoredRequest] = requests_in(block)
+        if self.unit == OF_TOKENS:
             values = self._batches.field(self.name)
-            rows = values.rows(self._seq_len * self._size)
-        if rows is None:
-            num_rows = self._batches.batch_size if block.ndim == 1 else block.shape[1]
-            return map(self.read, requests_in(block), repeat(num_rows))
-        return self._from_one(rows, block)
+            length = self._seq_len * self._size
+            rows = values.rows(length)
+            if rows is not None:
+                return self._from_one(rows, requests, num_rows)
+            if block.ndim == 1 and values.tokens.unit == length:  # its records are compared one by one anyway
+                requests = map(self._batches.records_of, requests)
+        return map(self.read, requests, repeat(num_rows))
 
-    def _from_one(self, rows: TokenArray, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
-        """Yield the values of steps of records from those of all records.
+    def _from_one(
+        self, rows: TokenArray, requests: Iterable[StoredRequest], num_rows: int
+    ) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
+        """Yield the values of requests of so many records from those of all records.
 
         The values of a step may be so many that they displace from the caches of the processor all that Python needs
         for its calls: there are few.
         """
-        shape = (block.shape[1], self._seq_len, *self._shape)
-        for records in block:
-            out = self._memory.array((len(records), rows.shape[1]), self._dtype)
-            rows.take(records, 0, out, "clip")  # "clip": numpy fills `out` without a buffer of its own
-            yield self._of_inputs(out.reshape(shape))
+        for request in requests:
+            out = self._memory.array((num_rows, rows.shape[1]), self._dtype)
+            if isinstance(request, int):
+                out[...] = rows[request * num_rows : (request + 1) * num_rows]
+            else:
+                rows.take(request, 0, out, "clip")  # "clip": numpy fills `out` without a buffer of its own
+            yield self._of_inputs(out.reshape(num_rows, self._seq_len, *self._shape))
 
     def of_all(self, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
         """Return the values of all tokens of the records of a request, shape (num_rows, seq_len, ...)."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import measure as m
+from benchmarks.peers import WHOLE
 
 #: The folder of the JSON and of the plots, beside the page.
 FOLDER: Final = "report"
@@ -24,8 +25,7 @@ OTHERS_COLOUR: Final = "#9aa4af"
 QUIET_LOAD: Final = 0.3
 #: A node of 8 H100 that trains a model of 8 billion parameters: each of them takes 4 s for 8 x 4,096 tokens.
 NODE_TOKENS_PER_S: Final = 8 * 8 * 4096 / 4
-#: The table of the first picture, and its rows: ours, a bare loop, and the fastest setting of five libraries.
-PICTURED: Final = "Other loaders: whole batches"
+#: The rows of the first picture: ours, a bare loop, and the fastest setting of five libraries.
 PICTURED_ROWS: Final = (
     "Loader",
     'Loader, verify="none"',
@@ -169,7 +169,7 @@ def busiest(result: dict[str, Any]) -> float:
 
 def pictured(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the first picture that were measured, in its order."""
-    rows = {row["name"]: row for table in result["tables"] if table["title"] == PICTURED for row in table["rows"]}
+    rows = {row["name"]: row for table in result["tables"] if table["title"] == WHOLE for row in table["rows"]}
     return [rows[name] for name in PICTURED_ROWS if name in rows]
 
 

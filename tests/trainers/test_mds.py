@@ -65,6 +65,11 @@ def test_bytes_need_their_dtype():
     is_refused(ConvertError, lambda: open_mds([MDS / "bytes"]), match=match)
 
 
+def test_a_dtype_of_arrays_that_have_their_own_is_refused():
+    match = "column 'tokens': source_dtype is for bytes, found .*; leave it out"
+    is_refused(ConvertError, lambda: open_mds([MDS / "ndarray"], source_dtype="uint16"), match=match)
+
+
 def test_a_wrong_dtype_of_bytes_is_found_by_the_vocabulary(tmp_path):
     how = {"source_dtype": "int16", "vocab_size": 50_257, "workers": 1}
     is_refused(ConvertError, lambda: convert(MDS / "bytes", "stream", tmp_path / "out", **how), match="token id -")

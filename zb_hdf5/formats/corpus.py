@@ -829,11 +829,6 @@ class Batches:
         if len(records):
             self.tokens.gather(self.windows.starts(records, length), out)
 
-    def records_of(self, request: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records of a batch, which is given by its number, or those that are given."""
-        size = self.windows.size
-        return np.arange(request * size, (request + 1) * size) if isinstance(request, int) else request
-
     def rows(self, length: int) -> TokenArray | None:
         """Return all records of `length` tokens as the rows of one read-only mapping, whose file has its size now.
 

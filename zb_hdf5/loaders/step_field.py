@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import BFLOAT16, UNITS
 from zb_hdf5.formats.corpus import Batches
-from zb_hdf5.loaders.order import StoredRequest, requests_in
+from zb_hdf5.loaders.order import StoredRequest, records_in, requests_in
 from zb_hdf5.loaders.step_memory import StepMemory
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.spec import ABOUT, TokenArray
@@ -132,7 +132,7 @@ class StepField:
             if rows is not None:
                 return self._from_one(rows, requests, num_rows)
             if block.ndim == 1 and values.tokens.unit == length:  # its records are compared one by one anyway
-                requests = map(self._batches.records_of, requests)
+                requests = (records_in(request, num_rows) for request in requests)
         return map(self.read, requests, repeat(num_rows))
 
     def _from_one(
@@ -180,7 +180,7 @@ class StepField:
         parts = 1 if isinstance(request, int) else batches.seq_len // self._seq_len
         made = batches.corpus.field(self.name).windows_of_set
         num_context = 0 if made is None else made.length // made.stride - 1  # records that are context of a window
-        found = self.of_numbers(batches.records_of(request) // parts + num_context)
+        found = self.of_numbers(records_in(request, batches.batch_size) // parts + num_context)
         lacking = np.broadcast_to(self.padding, (num_rows - len(found), *found.shape[1:]))
         return np.concatenate([found, lacking]) if len(lacking) else found
 

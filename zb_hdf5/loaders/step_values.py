@@ -20,7 +20,14 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
 from zb_hdf5.field import CODE, RESERVED_NAMES, SET_MARK
 from zb_hdf5.formats.corpus import Batches
-from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, requests_in, require_positive, with_companion
+from zb_hdf5.loaders.order import (
+    STEPS_AT_ONCE,
+    StoredRequest,
+    records_in,
+    requests_in,
+    require_positive,
+    with_companion,
+)
 from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, OF_TOKENS, StepField, as_tensor
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.packages import from_numpy
@@ -270,8 +277,7 @@ class StepValues:
         pieces
             The pieces of all rows, if the values need them.
         """
-        fields = self.fields_of(request, tokens.shape[0]) if self._fields else {}
-        return self._step(request, tokens, pieces, fields.values())
+        return self._step(request, tokens, pieces, self.fields_of(request, tokens.shape[0]).values())
 
     def steps_of(self, block: npt.NDArray[np.int64], tokens: Iterator[torch.Tensor]) -> Iterator[Any]:
         """Return the steps of a block in the page cache, in order, as `step_of` does.
@@ -342,7 +348,7 @@ class StepValues:
             fields = self._fields_of_targets
             self._stored_targets.put_into(found, lambda name: fields[name].of_all(request, len(found)))
         if self._num_context:
-            records = self._reader.records_of(request)
+            records = records_in(request, self._reader.batch_size)
             found[: len(records)][records > 0, : self._num_context] = IGNORED_TARGET
         if pieces is not None and self._masked:
             views.ignore(found, pieces, np.isin(self._table.number_of(pieces.offsets), self._masked))

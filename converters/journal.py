@@ -205,7 +205,7 @@ class Record:
                 self.finished[number] = done
 
 
-class Kept(NamedTuple):
+class KeptShards(NamedTuple):
     """The part that a resumed conversion did not write again: shards, their tokens, and the time to check them."""
 
     shards: int = 0
@@ -219,7 +219,7 @@ class Kept(NamedTuple):
         return cls(len(tokens), sum(tokens), seconds if tokens else 0.0)
 
 
-NOTHING_KEPT: Final = Kept()
+NOTHING_KEPT: Final = KeptShards()
 
 
 class Journal:
@@ -262,7 +262,7 @@ class Journal:
         if work.resume or not work.force:  # else it starts over
             recorded = self._recorded(work.resume)
         self.finished = self._intact(recorded)
-        self.kept = Kept.of(self.finished.values(), time.monotonic() - start_s)
+        self.kept = KeptShards.of(self.finished.values(), time.monotonic() - start_s)
         self._remove_unfinished()
         first = _sealed({"unit": self._head.unit, "plan": self._head.plan})
         lines = [first, *map(_line, self.finished, self.finished.values())]
@@ -289,8 +289,8 @@ class Journal:
         return [self.finished[number] for number in self._tasks]
 
     @contextmanager
-    def kept_for_resume(self) -> Iterator[None]:
-        """Have an exception keep the finished files only, and name the way to go on with them."""
+    def resumable(self) -> Iterator[None]:
+        """Keep finished files on an exception, and name the way to resume with them."""
         try:
             yield
         except BaseException as error:

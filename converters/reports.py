@@ -11,7 +11,7 @@ from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.console import counted, format_bytes, format_count, format_seconds
 from zb_hdf5.converters.batch_source import TokenCounts
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
-from zb_hdf5.converters.journal import NOTHING_KEPT, Kept
+from zb_hdf5.converters.journal import NOTHING_KEPT, KeptShards
 from zb_hdf5.files.listing import counts_of_left_out, left_out_in_words
 from zb_hdf5.spec import DTYPE_BY_NAME, NO_CODEC, STREAM_LAYOUT, combine_sha256, dtype_of_ids
 from zb_hdf5.store.format_list import FORMATS
@@ -66,7 +66,7 @@ class Report:
     shuffle: str = "none"
     max_token: int | None = None
     part: ShardRange = WHOLE
-    kept: Kept = NOTHING_KEPT
+    kept: KeptShards = NOTHING_KEPT
     left_behind: str = ""
     packing: str = ""
     documents_kept: int = 0
@@ -293,7 +293,7 @@ class Done(Report):
             shards=shards,
             counts=TokenCounts(),
             seconds=0.0,
-            kept=Kept(len(shards), sum(shard.token_count for shard in shards)),
+            kept=KeptShards(len(shards), sum(shard.token_count for shard in shards)),
         )
 
     def __repr__(self) -> str:

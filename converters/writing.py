@@ -27,7 +27,7 @@ from zb_hdf5.converters.journal import (
     NOTHING_KEPT,
     Finished,
     Journal,
-    Kept,
+    KeptShards,
     how_to_go_on,
     is_result,
     refuse_interrupted,
@@ -47,7 +47,7 @@ from zb_hdf5.files.publishing import LockedFolder, PartialDirectory, partial_pat
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import INDEX_NAME, SETS_FOLDER
 from zb_hdf5.store.live import LiveStoreWriter
-from zb_hdf5.store.set_place import refuse_lost_sets, replaceable_names, sets_folders, sets_of
+from zb_hdf5.store.set_place import refuse_lost_sets, replaceable_names, sets_folders, sets_in, sets_of
 
 NOTHING_LEFT: Final = Shuffle("none", "nothing was left to do")
 
@@ -69,7 +69,7 @@ class Written(NamedTuple):
 
     finished: list[Finished]
     shuffle: Shuffle = UNSHUFFLED
-    kept: Kept = NOTHING_KEPT
+    kept: KeptShards = NOTHING_KEPT
     tokens_kept: int = 0
     meta: StoreMeta | None = None
 
@@ -168,7 +168,7 @@ def _sets_beside(plan: Plan, path: Path, workers: Workers) -> Generator[None]:
     """Copy the field sets of a lone file, which is written meanwhile, and give them their place beside it."""
     [place] = sets_folders(path)
     made = partial_path(place)
-    is_replaced = path.exists()
+    is_replaced = path.exists() or bool(plan.sets.sets)  # a file that is gone may have left its sets
     with on_failure(lambda: shutil.rmtree(made, ignore_errors=True)):
         plan.sets.copy_to(made, WHOLE, workers.shown)
         yield
@@ -188,12 +188,15 @@ def _write_folder(plan: Plan, settings: Settings, workers: Workers) -> Written:
         return Written([], NOTHING_LEFT)
     if isinstance(plan.source, BatchSource) and work.resume and not work.force and destination.exists():
         finished = _require_result(plan, destination)
-        return Written(finished, NOTHING_LEFT, Kept.of(finished, 0.0))
+        return Written(finished, NOTHING_LEFT, KeptShards.of(finished, 0.0))
     is_part = work.shard_range != WHOLE
     brings_sets = bool(plan.sets.sets)
     names = replaceable_names(destination, plan.target.names, work.drop_field_set, brings_sets=brings_sets)
     with PartialDirectory(destination, overwrite=work.force, shared=is_part, names=names) as folder:
-        return _fill(folder, plan, settings, workers)
+        written = _fill(folder, plan, settings, workers)
+        folder.keep()  # a set that was made meanwhile is not removed: with its name the next run goes on
+        refuse_lost_sets(destination, sets_in(destination / SETS_FOLDER), work.drop_field_set)
+        return written
 
 
 def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers) -> Written:
@@ -205,7 +208,7 @@ def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers
     journal = Journal(folder, plan.head(), tasks, work, workers)
     kept = dict(journal.finished)
     meta = None
-    with journal.kept_for_resume():
+    with journal.resumable():
         missing = journal.missing
         with _readable(plan, [*missing.values()], tasks[numbers[0]].path, settings, workers) as (source, shuffle):
             workers.shown.keep(sum(tasks[number].amount for number in kept))

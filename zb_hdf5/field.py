@@ -26,6 +26,8 @@ RESERVED_NAMES: Final = frozenset(
         "seq_lens",
         "document_ids",
         "documents",
+        "sources",
+        "records",
         "spans",
         "span_index",
     }
@@ -42,6 +44,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 UNITS: Final = ("token", "record", "document")
 #: Numbers of 16 bits that neither numpy nor HDF5 has: stored as the integers of their bits.
 BFLOAT16: Final = "bfloat16"
+_BFLOAT16_NAN: Final = 0x7FC0
 #: The field of a set of documents that has the codes of words.
 CODE: Final = "code"
 #: Between a field set and its field in the name of both: "teacher/logprobs".
@@ -123,8 +126,9 @@ class Field:
             If the dtype does not hold it.
         """
         if self.kind == BFLOAT16:
-            bits = np.array(value, np.float32).view(np.uint32)
-            return np.asarray(bits >> 16, np.uint16)
+            bits = int(np.array(value, np.float32).view(np.uint32))
+            rounded = bits + 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even, as torch rounds
+            return np.array(_BFLOAT16_NAN if value != value else rounded >> 16, np.uint16)
         try:
             with np.errstate(all="ignore"):  # the error below names the value
                 found = np.asarray(value).astype(self.dtype)

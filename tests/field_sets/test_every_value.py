@@ -125,11 +125,12 @@ SHAPES = {
     "flat.npy": [(2, 64, 64), (3, 40, 13), (1, 7, 7)],
 }
 WORLDS = [(1, 2), (2, 3), (3, 1)]
+#: The worlds outside: so every third case has each of them.
 CASES = [
     (name, shape, order, worlds, (number + place) % 2 == 0)
+    for place, worlds in enumerate(WORLDS)
     for name, shapes in SHAPES.items()
     for number, (shape, order) in enumerate(product(shapes, ORDERS))
-    for place, worlds in enumerate(WORLDS)
 ]
 
 

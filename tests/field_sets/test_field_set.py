@@ -218,7 +218,7 @@ def test_values_of_records_and_of_documents(tmp_path):
                 expected = torch.stack([numbers, torch.from_numpy(lengths)[numbers]], dim=1)
                 assert torch.equal(step["quality/score"][known], expected)
                 assert (step["quality/score"][~known] == 0).all()
-    with pytest.raises(ArgumentError, match="ask for documents too"):
+    with pytest.raises(ArgumentError, match="a step has it beside its documents"):
         Loader(tmp_path / "st", fields=["quality/score"])
 
 

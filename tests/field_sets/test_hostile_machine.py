@@ -6,7 +6,7 @@ import pickle
 import shutil
 import subprocess
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -16,13 +16,16 @@ from interpreter import run_program
 
 from zb_hdf5 import (
     ChecksumError,
+    ConvertError,
     FormatError,
     IncompleteError,
     Loader,
+    ZbError,
     convert,
     open_corpus,
     open_field_set,
 )
+from zb_hdf5.converters import writing
 from zb_hdf5.field import has_nan
 from zb_hdf5.files import tokens
 from zb_hdf5.store.set_index import parts_in
@@ -53,6 +56,11 @@ def write_missing(source, part_bytes=PART_BYTES, **options):
         for step in found.missing(64, quiet=True):
             found.write(step["records"], **values(step["tokens"]))
         return found.finish()
+
+
+def write_steps(found, steps):
+    for step in steps:
+        found.write(step["records"], v=step["tokens"].float())
 
 
 def require_all(path, folder):
@@ -218,16 +226,59 @@ def test_a_store_or_a_part_that_was_replaced_is_refused(fresh, tmp_path):
             list(loader)
 
 
+def test_a_store_that_is_replaced_meanwhile_gives_no_wrong_value_and_takes_none(fresh, tmp_path):
+    """Its loader goes on with the old files, or ends in an error; its writer ends in one."""
+    write_missing(fresh)
+    np.save(tmp_path / "o.npy", np.arange(RECORDS * SEQ_LEN, dtype=np.uint16).reshape(RECORDS, SEQ_LEN) % 50)
+    with Loader(fresh, fields=NAMES, shuffle="records") as loader, open_field_set(fresh, "u", {"v": "f4"}) as found:
+        steps = iter(loader)
+        require_values(next(steps))
+        wanted = found.missing(4, quiet=True)
+        step = next(wanted)
+        found.write(step["records"], v=step["tokens"].float())
+        how = {"batch_size": 32, "shards": 2, "force": True, "drop_field_set": ("t", "u")}
+        convert(tmp_path / "o.npy", "hdf5", fresh, **how)
+        with suppress(ZbError, OSError):
+            for step in steps:
+                require_values(step)
+        with pytest.raises((ZbError, OSError)):
+            write_steps(found, wanted)
+    assert not (fresh / "fields").exists()
+
+
+def test_a_set_that_is_made_while_its_store_is_replaced_is_not_lost(fresh, tmp_path, monkeypatch):
+    np.save(tmp_path / "o.npy", np.ones((RECORDS, SEQ_LEN), np.uint16))
+    fill = writing._fill
+
+    def fill_while_a_job_begins(*arguments):
+        open_field_set(fresh, "late", {"v": "f4"}).close()
+        return fill(*arguments)
+
+    monkeypatch.setattr(writing, "_fill", fill_while_a_job_begins)
+    how = {"batch_size": 32, "shards": 2, "workers": 1, "force": True}
+    before = (fresh / "shards.json").read_bytes()
+    with pytest.raises(ConvertError, match="has the field sets late, whose values would be lost"):
+        convert(tmp_path / "o.npy", "hdf5", fresh, **how)
+    assert (fresh / "shards.json").read_bytes() == before
+    monkeypatch.undo()
+    convert(tmp_path / "o.npy", "hdf5", fresh, **how, resume=True, drop_field_set=("late",))
+    assert not (fresh / "fields").exists()
+
+
 def test_a_part_that_was_cut_short_is_refused(fresh):
     write_missing(fresh)
     path = parts_in(fresh / "fields/t/train")[1][1]
+    index = path.with_name("index.json")
+    text = index.read_text()
     for size in (path.stat().st_size - 1, 4096, 0):
         os.truncate(path, size)
         for order in ("global", "records"):
             with Loader(fresh, fields=NAMES, shuffle=order) as loader, pytest.raises((ChecksumError, IncompleteError)):
                 list(loader)
+        index.unlink()  # then the marks of the parts are read
         with open_corpus(fresh) as corpus, pytest.raises((FormatError, IncompleteError)):
             corpus.with_fields("t", allow_missing={"a": 0, "b": 0}).field("t/a")
+        index.write_text(text)
         with open_field_set(fresh, "t") as found, pytest.raises((FormatError, IncompleteError)):
             found.finish()
 

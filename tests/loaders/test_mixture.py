@@ -11,7 +11,7 @@ from contents import write_batches, write_stream
 from reading import begun
 
 import zb_hdf5.loaders.mixture
-from zb_hdf5 import ArgumentError, ClosedError, Loader, MixedLoader, StateError, open_reader
+from zb_hdf5 import ArgumentError, ClosedError, Loader, MixedLoader, StateError, convert, open_reader
 from zb_hdf5.loaders.order import GlobalOrder
 
 SIZES = {"web": 30, "code": 11, "maths": 5}
@@ -303,3 +303,27 @@ def test_sources_of_33_to_64_batches_keep_the_order_of_earlier_states_for_an_epo
         )
         assert [next(mixed).item() for _ in range(75)] == (old[5:] + new)
         assert mixed.state_dict() == {**state, "position": 120}
+
+
+def test_a_step_names_its_store_and_the_sources_of_its_documents(tmp_path):
+    for store in ("web", "code"):
+        for part in range(2):
+            line = json.dumps({"text": f"{store}{part} " * 9}) + "\n"
+            (tmp_path / f"{store}-{part}.jsonl").write_text(line * 9)
+        files = [tmp_path / f"{store}-{part}.jsonl" for part in range(2)]
+        convert(files, "hdf5", tmp_path / store, tokenizer="byte", seq_len=32, batch_size=2, workers=1)
+    paths = {store: tmp_path / store for store in ("web", "code")}
+    seen = set()
+    with MixedLoader(paths, {"web": 1.0, "code": 2.0}, documents=("sources", "seq_lens")) as mixed:
+        for _ in range(6):
+            step = next(mixed)
+            names = mixed.sources[step["store"]]
+            for row in step["tokens"].tolist():
+                text = bytes(each for each in row if each < 256).decode()
+                assert step["store"] in text
+            for place in step["sources"].tolist():
+                assert place < 0 or step["store"] in names[place]
+            seen.add(step["store"])
+    assert seen == {"web", "code"}
+    with MixedLoader(paths, {"web": 1.0, "code": 2.0}, documents=("seq_lens",)) as mixed:
+        assert "store" not in next(mixed)

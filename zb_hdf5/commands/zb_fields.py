@@ -35,6 +35,7 @@ _place_option = option_group("Place of the set")
 _values_option = option_group("Fields that jobs fill")
 _codes_option = option_group("Codes of documents")
 _removal_option = option_group("Removal")
+_claims_option = option_group("Claims")
 
 
 class SetFolder(NamedTuple):
@@ -153,25 +154,30 @@ def zb_fields_verify(found: SetFolder) -> Output:
     with Progress("verify", found.facts.num_records, unit="records") as progress:
         bad = damaged_records(found.folder, found.facts, progress.advance)
     written = set_summary(*found)["written"]
-    text = f"damaged: records {', '.join(map(str, bad[:10]))}" if bad else f"{counted(written, 'record')} are whole"
+    text = f"{counted(written, 'record')} are whole"
+    if bad:
+        again = f"missing(overwrite=({bad[0]}, {bad[0] + 1})) of open_field_set gives the first one to write again"
+        text = f"damaged: records {', '.join(map(str, bad[:10]))}; {again}"
     report = {"folder": str(found.folder), "records": written, "damaged": bad}
     return Output(report, [("verified", text)], exit_code=ChecksumError.exit_code if bad else 0)
 
 
 @zb_fields.command("release", cls=GroupedCommand, short_help="End the claims of jobs on the parts of a set.")
 @set_arguments
+@_claims_option("--host", default="", help="Claims of processes of this host alone.")
+@_claims_option("--job", default="", help="Claims of this job of the scheduler alone.")
 @output_options
-def zb_fields_release(found: SetFolder) -> Output:
-    """End the claims of all jobs on parts of the field set NAME of PATH, for jobs that are dead and cannot be asked.
+def zb_fields_release(found: SetFolder, host: str, job: str) -> Output:
+    """End the claims of jobs on parts of the field set NAME of PATH, for jobs that are dead and cannot be asked.
 
-    A job that is alive all the same ends at its next write.
+    A job that is alive all the same ends at its next write. Whoever takes such a part next compares its values first.
 
     \b
-    Example: zb fields release data/train teacher
+    Example: zb fields release data/train teacher --host node17
     """
     from zb_hdf5.field_sets.set_upkeep import release_claims
 
-    released = release_claims(found.folder, found.facts)
+    released = release_claims(found.folder, found.facts, host=host, job=job)
     return Output(
         {"released": [{"first": first, "owner": str(owner)} for first, owner in released]},
         [("released", f"from record {first:,}: {owner}") for first, owner in released] or [("released", "none")],

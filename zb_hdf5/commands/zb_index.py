@@ -53,14 +53,15 @@ def zb_index_merge(path: Path, force: bool, drop_field_set: tuple[str, ...] | No
     Example: zb index merge train-h5
     """
     from zb_hdf5.converters.merge import merge_parts
+    from zb_hdf5.store.set_place import set_names
 
     with Progress("merge", 0, unit="files") as progress:
         merged = merge_parts(path, force=force, drop_field_set=drop_field_set or (), progress=progress.advance)
     report = {"path": str(path), "num_shards": len(merged.shards), "num_batches": merged.num_batches}
-    return Output(
-        {**report, "sha256": merged.sha256},
-        [("merged", f"{path}: {_size_of(merged)}"), ("sha256", merged.sha256)],
-    )
+    lines = [("merged", f"{path}: {_size_of(merged)}"), ("sha256", merged.sha256)]
+    if sets := set_names(path):
+        lines.append(("field sets", f"{', '.join(sets)}: copied with the tokens"))
+    return Output({**report, "sha256": merged.sha256}, lines)
 
 
 @zb_index.command("rebuild", short_help="Rebuild a lost or outdated shards.json from its shards.")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, ConvertError, NotFoundError, Remedy, UnverifiableError, parse_size
+from zb_hdf5.errors import ArgumentError, ConvertError, NotFoundError, Remedy, UnverifiableError, counted, parse_size
 from zb_hdf5.field import BFLOAT16, UNITS, Field, is_field_name, parse_fields
 from zb_hdf5.field_sets.field_set import FieldSet
 from zb_hdf5.field_sets.part_claim import STALE_S
@@ -20,6 +20,7 @@ from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import refuse_existing
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.notes import note
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import ABOUT, SET_FACTS, SET_GROWN
 from zb_hdf5.store.bound_tokens import bound_files, require_bound, split_of
 from zb_hdf5.store.opening import open_corpus
@@ -57,6 +58,7 @@ def open_field_set(
     part_bytes: int | str | None = None,
     require_digests: bool = False,
     stale_s: float = STALE_S,
+    read_as: ReadAs = AS_STORED,
 ) -> FieldSet:
     """Open a field set to write values into it; the first job makes it, and others compare their arguments with it.
 
@@ -65,7 +67,8 @@ def open_field_set(
     Parameters
     ----------
     source
-        The tokens: a path for `open_corpus`, whose split for training is taken, or a corpus of one split.
+        The tokens: a path for `open_corpus`, whose split for training is taken, and whose reads are all compared with
+        digests, if there are any; or a corpus of one split.
     name
         The name of the set, as of a field.
     fields
@@ -96,6 +99,8 @@ def open_field_set(
         Whether tokens without a stored digest are refused; else they are bound by a sample, which is noted.
     stale_s
         Seconds after which a part is taken over whose job has not touched it.
+    read_as
+        As for `open_corpus`, for a path alone.
 
     Raises
     ------
@@ -120,7 +125,7 @@ def open_field_set(
     ...     teacher.finish()
     """
     _require_name(name)
-    corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
+    corpus = _corpus_of(source, read_as)
     with on_failure(corpus.close if corpus is not source else lambda: None):
         split = split_of(corpus)
         folder = set_folder(corpus.path, name, split) if path is None else local_path(path)
@@ -136,6 +141,12 @@ def open_field_set(
             asked = _cut(asked, corpus, part_bytes)
             _make(folder, asked)
         facts = _load(folder, name, corpus.path, files, asked)
+        if asked is not None and part_bytes is not None and facts.part_records != asked.part_records:
+            raise ArgumentError(
+                f"{folder}: this field set has parts of {counted(facts.part_records, 'record')}, found part_bytes="
+                f"{part_bytes!r}, which are {counted(asked.part_records, 'record')}",
+                options=["part_bytes"],
+            )
         return FieldSet(folder, facts, corpus, stale_s, closes=corpus is not source)
 
 
@@ -148,12 +159,13 @@ def plan_field_set(
     seq_len: int | None = None,
     stride: int | None = None,
     part_bytes: int | str | None = None,
+    read_as: ReadAs = AS_STORED,
 ) -> FieldSetPlan:
     """Return the parts of a field set that is not made yet, and the room that they take; nothing is written.
 
     Parameters
     ----------
-    source, name, fields, path, seq_len, stride, part_bytes
+    source, name, fields, path, seq_len, stride, part_bytes, read_as
         As for `open_field_set`.
 
     Raises
@@ -169,7 +181,7 @@ def plan_field_set(
     >>> plan.num_bytes, plan.num_parts, plan.lack  # doctest: +SKIP
     """
     _require_name(name)
-    corpus = source if isinstance(source, Corpus) else _for_training(open_corpus(source))
+    corpus = _corpus_of(source, read_as)
     with nullcontext() if corpus is source else closing(corpus):
         split = split_of(corpus)
         folder = set_folder(corpus.path, name, split) if path is None else local_path(path)
@@ -213,8 +225,19 @@ def _asked(
     )
 
 
-def _for_training(corpus: Corpus) -> Corpus:
-    """Return the split for training of a corpus that has several, and close the corpus of all."""
+def _corpus_of(source: str | os.PathLike[str] | Corpus, read_as: ReadAs) -> Corpus:
+    """Return a corpus as it is, or open that of a path: of several splits the one for training.
+
+    Where the tokens have digests, each read of the maker of the values is compared with them.
+    """
+    if isinstance(source, Corpus):
+        if read_as != AS_STORED:
+            raise ArgumentError(f"{source.path}: is open: pass read_as to open_corpus", options=["read_as"])
+        return source
+    try:
+        corpus = open_corpus(source, read_as=read_as, verify="batch")
+    except UnverifiableError:
+        corpus = open_corpus(source, read_as=read_as)
     if corpus.training_split is None:
         return corpus
     with closing(corpus):
@@ -289,6 +312,8 @@ def _load(folder: Path, name: str, path: Path, files: tuple[BoundFile, ...], ask
         raise NotFoundError(f"{folder}: there is no field set {name!r}: pass its fields to make it")
     while True:
         facts = SetFacts.load(folder)
+        if asked is None and facts.name != name:
+            raise ArgumentError(f"{folder}: expected the field set {name!r}, found {facts.name!r}")
         new = require_bound(facts, files, folder, path)
         if not new:
             break

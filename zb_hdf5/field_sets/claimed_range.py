@@ -161,10 +161,16 @@ class ClaimedRange:
         self.end()
 
     def end(self) -> None:
-        """Bring the rows of what was written to the disk, and end the claim: nobody compares the values then."""
+        """Bring the rows of what was written to the disk, and end the claim: nobody compares the values then.
+
+        If the disk refuses, whoever takes the range next compares them.
+        """
         try:
             for part in self._parts:
                 part.flush()
+        except OSError:
+            self._claim.let_go()
+            raise
         finally:
             self.close()
 

@@ -91,10 +91,9 @@ def field_of_codes() -> Field:
 
 
 def _write(made: FieldSet, codes: npt.NDArray[np.uint16]) -> None:
-    """Write the codes of all documents."""
-    for start in range(0, len(codes), READ_AT_ONCE):
-        some = codes[start : start + READ_AT_ONCE]
-        made.write(np.arange(start, start + len(some)), **{CODE: some})
+    """Write the codes of the documents that have none yet: of a run that was ended, the next one writes the rest."""
+    for documents in made.missing_records(READ_AT_ONCE, job=0, num_jobs=1, quiet=True):
+        made.write(documents, **{CODE: codes[documents]})
 
 
 def _metadata(table: DocumentTable) -> Iterator[list[bytes]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,12 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy, require_package
-from zb_hdf5.store.set_facts import (
-    SetFacts,
-)
+from zb_hdf5.store.set_facts import SetFacts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_Step = TypeVar("_Step")
 #: The variables of a job of an array in Slurm: its number, that of the first job, the step from one number to the
 #: next, and how many jobs there are.
 _ARRAY_VARIABLES: Final = tuple(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "MIN", "STEP", "COUNT"))
@@ -63,7 +63,7 @@ class FieldSet:
         self._closes = closes
         self._ranges: dict[int, ClaimedRange] = {}  # by number: those that this process has
         self._again = (0, 0)  # records that are written once more
-        self._rewritten: set[int] = set()  # ranges of which these are missing by now
+        self._to_rewrite: set[int] = set()  # ranges of this job of which these are still marked
         self._progress: Progress | None = None
         self._is_open = True
 
@@ -95,8 +95,8 @@ class FieldSet:
             The number of this job, and how many there are. None: those of Slurm's array, else rank and world size,
             else 0 of 1. Any others may go on later.
         overwrite
-            The first record, and the end, of records that are given and written once more; a finished set is to be
-            finished again then.
+            The first record, and the end, of records that are given and written once more: of several jobs each takes
+            those in its own parts. A finished set is to be finished again then.
         quiet
             Whether no progress is shown.
         **options
@@ -107,41 +107,76 @@ class FieldSet:
         ArgumentError
             If the arguments are not possible.
         """
+        order = self._begun(batch_size, job, num_jobs, overwrite)
+        return self._read_by(partial(self._steps, batch_size, options), order, batch_size, quiet)
+
+    def missing_records(
+        self,
+        batch_size: int = 1,
+        *,
+        job: int | None = None,
+        num_jobs: int | None = None,
+        overwrite: tuple[int, int] | None = None,
+        quiet: bool = False,
+    ) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the numbers of records that nobody has written, as `missing` does, without their tokens or torch.
+
+        Parameters
+        ----------
+        batch_size, job, num_jobs, overwrite, quiet
+            As for `missing`. Raises as it does.
+
+        Returns
+        -------
+        Iterator
+            int64 arrays, shape (n,): of a stream the numbers of windows, of a set of documents those of these.
+        """
+        order = self._begun(batch_size, job, num_jobs, overwrite)
+        return self._read_by(lambda wanted: (some.numbers for some in wanted), order, batch_size, quiet)
+
+    def _begun(
+        self, batch_size: int, job: int | None, num_jobs: int | None, overwrite: tuple[int, int] | None
+    ) -> list[int]:
+        """Note the records that are written once more; return the numbers of all ranges, those of this job first."""
         self._require_open()
         if batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")
         job, num_jobs = _job_of(job, num_jobs)
         if not 0 <= job < num_jobs:
             raise ArgumentError(f"expected a job in 0..{num_jobs - 1}, found {job}")
-        if overwrite is not None:
-            self._again = _range_in(overwrite, self.facts.num_records)
-        return self._steps(batch_size, self._order_of(job, num_jobs), quiet, options)
-
-    def _order_of(self, job: int, num_jobs: int) -> list[int]:
-        """Return the numbers of all ranges, those of a job first."""
         count = self.facts.num_cells
         first = count * job // num_jobs
+        if overwrite is not None:
+            self._again = _range_in(overwrite, self.facts.num_records)
+            cells = range(self._again[0] // self.facts.part_records, -(-self._again[1] // self.facts.part_records))
+            self._to_rewrite = {*cells} & {*range(first, count * (job + 1) // num_jobs)}
         return [*range(first, count), *range(first)]
 
-    def _steps(
-        self, batch_size: int, order: Sequence[int], quiet: bool, options: StepOptions
-    ) -> Iterator[dict[str, Any]]:
+    def _read_by(
+        self, read: Callable[[Iterator[WantedRecords]], Iterator[_Step]], order: list[int], batch_size: int, quiet: bool
+    ) -> Iterator[_Step]:
+        """Yield all that a function makes of the records of some ranges that are missing, and show the progress."""
         label = f"field set {self.facts.name}"
         total = self.facts.num_records
         with Progress(label, total, enabled=False if quiet else None, unit=" records") as progress:
             self._progress = progress
             try:
-                wanted = self._wanted(order, batch_size, progress)
-                if self.facts.is_of_documents:
-                    yield from ({"documents": from_numpy()(some.numbers)} for some in wanted)
-                else:
-                    yield from MissingReader(self.corpus, self.facts, batch_size, options).read_all(wanted)
+                yield from read(self._wanted(order, batch_size, progress))
             finally:
                 self._progress = None
-        if held := self.num_missing:
+        held = sum(state.missing for number, state in enumerate(self.ranges()) if number not in self._ranges)
+        if held:
             note(f"{self.folder}: {counted(held, 'record')} of other jobs are not written yet")
 
-    def _wanted(self, order: Sequence[int], batch_size: int, progress: Progress) -> Iterator[WantedRecords]:
+    def _steps(
+        self, batch_size: int, options: StepOptions, wanted: Iterator[WantedRecords]
+    ) -> Iterator[dict[str, Any]]:
+        """Return the steps of records that are wanted; of documents their numbers alone."""
+        if self.facts.is_of_documents:
+            return ({"documents": from_numpy()(some.numbers)} for some in wanted)
+        return MissingReader(self.corpus, self.facts, batch_size, options).read_all(wanted)
+
+    def _wanted(self, order: list[int], batch_size: int, progress: Progress) -> Iterator[WantedRecords]:
         """Claim ranges, and yield their missing records, until a pass over all claims none."""
         waiting = list(order)
         while waiting:
@@ -166,9 +201,7 @@ class FieldSet:
 
     def _is_complete(self, number: int) -> bool:
         """Return whether a range is written, and none of it is wanted again."""
-        first, stop = self.facts.cell(number)
-        again = self._again[0] < stop and first < self._again[1]
-        if number in self._ranges or (again and number not in self._rewritten):
+        if number in self._ranges or number in self._to_rewrite:
             return False
         state = state_of(self.folder, self.facts, number)
         return not state.missing and not state.claim.exists()
@@ -181,15 +214,10 @@ class FieldSet:
             if found is None:
                 return None
             self._ranges[number] = found
-            self._forget_again(number, found)
+        if number in self._to_rewrite:
+            found.forget(np.arange(max(found.first, self._again[0]), min(found.stop, self._again[1])))
+            self._to_rewrite.remove(number)
         return found
-
-    def _forget_again(self, number: int, found: ClaimedRange) -> None:
-        """Take back the marks of the records of a range that are to be written once more."""
-        first, stop = max(found.first, self._again[0]), min(found.stop, self._again[1])
-        if first < stop and number not in self._rewritten:
-            found.forget(np.arange(first, stop))
-            self._rewritten.add(number)
 
     # --- values ----------------------------------------------------------------------------------------------------
 
@@ -296,13 +324,17 @@ class FieldSet:
     def _new_of_windows(
         self, windows: npt.NDArray[np.int64], arrays: Mapping[str, npt.NDArray[Any]]
     ) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[Any]]]]:
-        """Yield the records that are new in windows of a stream: all of the first one, the last one of others."""
+        """Yield the records that are new in windows of a stream: the last one, and of the first window all.
+
+        Some of the first window may be written already, by a job that was killed between their marks.
+        """
         facts = self.facts
         for place, window in enumerate(windows.tolist()):
             tokens = facts.tokens_of(window, facts.context_records + 1)
             first = window + (facts.context_records if window else 0)
-            stop = window + -(-tokens // facts.record_tokens)
-            for record in range(first, stop):
+            records = range(first, window + -(-tokens // facts.record_tokens))
+            new = records if window else [each for each in records if not self._has(each)] or records
+            for record in new:
                 start = (record - window) * facts.record_tokens
                 rows = {}
                 for field in facts.fields:
@@ -316,6 +348,16 @@ class FieldSet:
                         value = value[:, start : start + facts.tokens_of(record)]
                     rows[field.name] = np.ascontiguousarray(value)
                 yield np.array([record]), rows
+
+    def _has(self, record: int) -> bool:
+        """Return whether a record is written, if this process has its range, or gets it."""
+        number = record // self.facts.part_records
+        found = self._claim(number)
+        if found is None:
+            return False
+        is_there = bool(found.there[record - found.first])
+        self._end_if_complete(number)
+        return is_there
 
     def _runs(self, numbers: npt.NDArray[np.int64], rows: Mapping[str, npt.NDArray[Any]]) -> Iterator[RecordRun]:
         """Yield runs of consecutive records, none of which crosses the end of a range."""

@@ -21,11 +21,13 @@ from typing import Final, NamedTuple, Self
 
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import on_failure, read_whole
-from zb_hdf5.files.publishing import NO_LOCKS, disk_errors, is_at, write_fully
+from zb_hdf5.files.publishing import NO_LOCKS, disk_errors, fsync_directory, is_at, write_fully
 from zb_hdf5.spec import CLAIM_SUFFIX
 
 #: Seconds after which a claim that nobody has touched is taken over.
 STALE_S: Final = 1800.0
+#: The content of a claim that was let go by hand: whoever takes the part next compares its values first.
+_NOBODY: Final = b"{}"
 #: The job of this process, by the variables of schedulers.
 _JOB_VARIABLES: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
@@ -148,6 +150,8 @@ class PartClaim:
                 with contextlib.suppress(FileExistsError):  # another one was faster
                     os.link(aside, path)
                 is_ours = is_at(fd, path)
+                if is_ours:
+                    fsync_directory(path.parent)  # without its claim, the marks of a host that failed would count
             finally:
                 aside.unlink()
         if is_ours:
@@ -187,6 +191,11 @@ class PartClaim:
                 "long; its last values are missing, and a new run writes them"
             )
         os.utime(self._fd)
+
+    def let_go(self) -> None:
+        """Leave the claim to whoever takes the part next, and compares its values first."""
+        if is_at(self._fd, self.path):
+            _let_go(self.path)
 
     def release(self) -> None:
         """End the claim, if it is still ours; a second call does nothing."""
@@ -239,11 +248,22 @@ def drop_leftovers(folder: Path, stale_s: float = STALE_S) -> None:
 
 
 def release_by_hand(part: Path) -> Owner | None:
-    """Remove the claim on a part, whoever has it; return its owner, or None.
+    """Let the claim on a part go, whoever has it; return its owner, or None if nobody has it.
 
-    A writer that is still at work on it ends at its next commit, and its marks count as far as their crc32 agree.
+    A writer that is still at work on it ends at its next commit. Whoever takes the part next compares all marked values
+    with their crc32 first: of a host that failed, marks may be ahead of values.
     """
     claim = claim_path(part)
     owner = owner_of_claim(claim)
-    claim.unlink(missing_ok=True)
+    if claim.exists() and read_whole(claim) != _NOBODY:
+        _let_go(claim)
     return owner
+
+
+def _let_go(claim: Path) -> None:
+    """Replace a claim by one of nobody, which is so old that anybody takes it over."""
+    aside = _beside(claim)
+    aside.write_bytes(_NOBODY)
+    with on_failure(aside.unlink):
+        os.utime(aside, (0, 0))
+        os.rename(aside, claim)

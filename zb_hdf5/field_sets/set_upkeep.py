@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +13,13 @@ from zb_hdf5.field_sets.part_claim import STALE_S, Owner, claim_path, drop_lefto
 from zb_hdf5.files.objects import delete_objects, list_objects, put_object
 from zb_hdf5.files.paths import RemotePath, any_path, read_whole
 from zb_hdf5.files.publishing import published, write_fully
-from zb_hdf5.spec import SET_FACTS, SET_GROWN, SET_INDEX, VALUES_PREFIX
+from zb_hdf5.spec import SET_FACTS, SET_GROWN, SET_INDEX, SETS_FOLDER, SETS_SUFFIX, VALUES_PREFIX
 from zb_hdf5.store.set_facts import SetFacts, grown_files, part_name
 from zb_hdf5.store.set_index import SetIndex, index_of, parts_in
 from zb_hdf5.store.value_part import ValuePart
 
+#: The beginnings of the names of the files of a set.
+_FILES_OF_SET: Final = (SET_FACTS, SET_INDEX, SET_GROWN, VALUES_PREFIX)
 #: The index of a set whose objects are uploaded at this moment.
 _UPLOADED: Final = "index.uploaded.json"
 
@@ -101,10 +102,22 @@ def damaged_records(folder: Path, facts: SetFacts, progress: Callable[[int], Non
     return bad
 
 
-def release_claims(folder: Path, facts: SetFacts) -> list[tuple[int, Owner | None]]:
-    """Remove all claims on the parts of a set; return the first record of each, and its owner."""
-    states = [state for state in range_states(folder, facts) if state.claim.exists()]
-    return [(state.first, release_by_hand(folder / part_name(state.first))) for state in states]
+def release_claims(folder: Path, facts: SetFacts, *, host: str = "", job: str = "") -> list[tuple[int, Owner]]:
+    """Let claims on the parts of a set go; return the first record of each, and its owner.
+
+    Parameters
+    ----------
+    host, job
+        Claims of this host, or of this job of the scheduler, alone; "": of any.
+    """
+    released = []
+    for number in range(facts.num_cells):
+        first = facts.cell(number)[0]
+        owner = owner_of_claim(claim_path(folder / part_name(first)))
+        if owner is not None and host in ("", owner.host) and job in ("", owner.job):
+            release_by_hand(folder / part_name(first))
+            released.append((first, owner))
+    return released
 
 
 def upload_set(
@@ -180,16 +193,25 @@ def drop_set(folder: Path, facts: SetFacts) -> int:
 
     Raises
     ------
+    ArgumentError
+        If the folder has other files, too.
     UnavailableError
         If a process still writes to it.
     """
     for state in range_states(folder, facts):
         if state.owner is not None and not state.owner.is_dead:
-            raise UnavailableError(f"{state.claim}: {state.owner} still writes")
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    shutil.rmtree(folder)
-    for above in (folder.parent, folder.parent.parent):  # of the name, and of all sets
-        if any(above.iterdir()):
-            break
-        above.rmdir()
+            raise UnavailableError(f"{state.claim}: {state.owner} still writes: end it, or release its claim")
+    paths = sorted(folder.iterdir())
+    if others := [path.name for path in paths if not path.name.lstrip(".").startswith(_FILES_OF_SET)]:
+        raise ArgumentError(f"{folder}: has files that are not of the field set: {others[0]}; move them away")
+    num_bytes = sum(path.stat().st_size for path in paths)
+    for path in paths:
+        path.unlink()
+    folder.rmdir()
+    name, sets = folder.parent, folder.parent.parent
+    if name.name == facts.name and (sets.name == SETS_FOLDER or sets.name.endswith(SETS_SUFFIX)):
+        for above in (name, sets):
+            if any(above.iterdir()):
+                break
+            above.rmdir()
     return num_bytes

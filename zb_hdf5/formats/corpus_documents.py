@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DecodeValue, Document, Spans
-from zb_hdf5.errors import BackendError, BatchIndexError
+from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError
+from zb_hdf5.field import UNITS
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.spec import StoreMeta, TokenArray
 
@@ -104,9 +105,12 @@ class CorpusDocument:
     def field(self, name: str) -> npt.NDArray[Any]:
         """Return the values of a field for its tokens, shape (tokens, ...). Raises as `ids` and `Corpus.field`."""
         values = self._corpus.field(name)
-        field = self._corpus.meta.of_field(name).field
-        shape = () if field is None else field.shape
-        return self._values(values, 1 if field is None else field.size).reshape(self.facts.length, *shape)
+        field = values.meta.field
+        if field is None:
+            return self._values(values, 1)
+        if field.unit != UNITS[0]:
+            raise ArgumentError(f"{self._corpus.path}: {name} has a value for each {field.unit}, and none for a token")
+        return self._values(values, field.size).reshape(self.facts.length, *field.shape)
 
     def spans(self, codec: DecodeValue | None = None) -> Spans:
         """Return its spans, counted from its first token.

@@ -36,8 +36,16 @@ from zb_hdf5.loaders.order import (
     whole_seed,
     with_companion,
 )
-from zb_hdf5.loaders.step_field import as_tensor, value_count, value_shape
-from zb_hdf5.loaders.step_values import require_masked
+from zb_hdf5.loaders.step_field import (
+    OF_DOCUMENTS,
+    OF_RECORDS,
+    OF_TOKENS,
+    StepField,
+    as_tensor,
+    value_count,
+    value_shape,
+)
+from zb_hdf5.loaders.step_values import WantedFields, require_masked, wanted_fields
 from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader
@@ -92,7 +100,7 @@ def pieces_of_documents(
     return Pieces(edges, columns, offsets, seq_len)
 
 
-def gather(column: Batches, pieces: Pieces, fill: int = 0, dtype: Any = None) -> npt.NDArray[Any]:
+def gather(column: Batches, pieces: Pieces, fill: Any = 0, dtype: Any = None) -> npt.NDArray[Any]:
     """Return the values of the tokens in some pieces, shape (records, tokens of a record, ...).
 
     Parameters
@@ -167,7 +175,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         one of `fields`.
     labels
         As for `Loader`.
-    seed, fields, spans, drop_last, rank, world_size, device, prefetch, skip, mask_documents, tokenizer, split
+    fields
+        As for `Loader`: those of a field set with a value for each document have one for each of `documents`; those
+        with a value for each window of a stream have none here. Padding has the `fill` of a field, else 0.
+    seed, spans, drop_last, rank, world_size, device, prefetch, skip, mask_documents, tokenizer, split
         As for `Loader`; positions count documents. "pack" fills up the last step with batches from the start of the
         order.
     dtype
@@ -224,7 +235,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         seed: int = 42,
         targets: bool | str = False,
         labels: str | None = None,
-        fields: Sequence[str] = (),
+        fields: WantedFields = (),
         spans: WantedSpans = False,
         drop_last: bool = True,
         rank: int | None = None,
@@ -263,12 +274,15 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._prefetch = prefetch
             self._device = cuda_device(device)
             self._loss_mask = targets if isinstance(targets, str) else None
-            self._fields = tuple(fields)
             self._spans = spans
             self._pad_token_id = pad_token_id
             self._dtype = numpy_dtype(dtype)
             self.rank, self.world_size = resolve_rank(rank, world_size)
             self.documents = Documents(corpus.doc_offsets, self.max_tokens, self.too_long, self.path)
+            asked = {name: self._opened(stored) for name, stored in wanted_fields(fields).items()}
+            self._fields = {name: field for name, field in asked.items() if field.unit == OF_TOKENS}
+            self._of_documents = {name: field for name, field in asked.items() if field.unit == OF_DOCUMENTS}
+            self._kinds = {name: field.kind for name, field in asked.items()}
             self._columns = self._open_columns()
             self._stored_targets = self._targets_of(labels)
             self._fingerprint = self._compute_fingerprint()
@@ -313,12 +327,22 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         offsets = self.corpus.doc_offsets
         return f"{self.corpus.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
 
+    def _opened(self, stored: str) -> StepField:
+        """Open a field; `ArgumentError` if it is not there, or no document has values of it."""
+        found = StepField(self._tokens, stored, 1, 1, has_targets=self.targets)
+        if found.unit == OF_RECORDS:
+            raise ArgumentError(
+                f"{self.path}: {stored} has a value for each window of the stream, and documents are none: a Loader "
+                "with these windows gives it"
+            )
+        return found
+
     def _open_columns(self) -> dict[str, Batches]:
-        """Open the fields; `ArgumentError` if one is not there, or cannot be a mask."""
+        """Open the values of tokens that are read; `ArgumentError` if a field cannot be a mask."""
         mask = self._loss_mask
         if self.collate == "pack" and "position_ids" in self._fields:
             raise ArgumentError(f"{self.path}: collate='pack' gives position_ids of its own: leave the field out")
-        columns = {name: self._tokens.field(name) for name in self._fields}
+        columns = {field.name: self._tokens.field(field.name) for field in self._fields.values()}
         if mask is None:
             return columns
         column = self._tokens.field(mask)
@@ -419,7 +443,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         lengths = self.documents.lengths(documents)
         packed = self.collate == "pack"
         pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
-        read = {name: gather(column, pieces) for name, column in self._columns.items()}
+        fills = {field.name: field.fill for field in self._fields.values()}
+        read = {name: gather(column, pieces, fills.get(name, 0)) for name, column in self._columns.items()}
         values = {"tokens": gather(self._tokens, pieces, self._pad_token_id, self._dtype)}
         if self._pad_token_id >= 0 and may_overflow(self._tokens, self._dtype):
             require_no_overflow(self._tokens, values["tokens"])
@@ -429,7 +454,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 self._stored_targets.put_into(values["targets"], read.__getitem__)
             if len(self._masked):
                 views.ignore(values["targets"], pieces, np.isin(pieces.offsets, self._masked))
-        values |= {name: read[name] for name in self._fields}
+        values |= {name: field.in_documents(read[field.name], pieces) for name, field in self._fields.items()}
         others: dict[str, Any] = {}
         if self._spans:
             spans_of = partial(self.corpus.require_documents().spans_of, codec=self._spans)
@@ -442,7 +467,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         values["documents"] = np.full(len(lengths), views.PADDING_ID)
         values["documents"][: len(documents)] = self.documents.numbers(documents)
         values["seq_lens"] = lengths.astype(np.int32)
-        return {name: as_tensor(array) for name, array in values.items()} | others
+        values |= {name: field.of_numbers(values["documents"]) for name, field in self._of_documents.items()}
+        return {name: as_tensor(array, self._kinds.get(name, "")) for name, array in values.items()} | others
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that must agree for a position to mean the same document."""

@@ -51,6 +51,7 @@ class DocumentStep(TypedDict):
     document_ids: torch.Tensor
     documents: torch.Tensor
     sources: torch.Tensor
+    store: str
     spans: list[Any]
     span_index: torch.Tensor
 

@@ -21,7 +21,7 @@ from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
 from zb_hdf5.loaders.state import require_count, require_fields, require_kind, short_repr
-from zb_hdf5.loaders.step_values import WantedFields
+from zb_hdf5.loaders.step_values import SOURCES, WantedFields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 
@@ -40,6 +40,8 @@ ORDER_STEPS: Final = 2048
 #: Global batches whose order is computed at once, at most, unless a step of all ranks has more.
 ORDER_BATCHES: Final = 1 << 16
 
+#: The value of a step that has the name of its store, where the sources of documents are asked for.
+_STORE: Final = "store"
 #: A source's name, and the batch to read.
 MixedRequest: TypeAlias = tuple[str, Request]
 
@@ -192,9 +194,19 @@ class MixedLoader(TokenLoader[BatchT]):
         self._depth, self._threads = max(each.steps.depth(each.plan) for each in self.loaders.values())
         self._is_hinted = prefetch == "auto" and not self._depth
         self._most_reads = max(each.plan.reads_per_step for each in self.loaders.values())
+        documents = options.get("documents", False)
+        self._names_stores = not isinstance(documents, bool) and SOURCES in documents
         self.epoch = 0
         self._position = Tally(0, (0,) * len(self.loaders))
         self._schedules = [self._scheduled(weights)]
+
+    @property
+    def sources(self) -> dict[str, list[str]]:
+        """The names of the files that the documents of each store came from.
+
+        With `documents=["sources"]` a step has the name of its store as "store", and as "sources" places in its list.
+        """
+        return {name: loader.sources for name, loader in self.loaders.items()}
 
     def _ordered(self, weights: Mapping[str, float]) -> tuple[float, ...]:
         if not isinstance(weights, Mapping):
@@ -296,10 +308,12 @@ class MixedLoader(TokenLoader[BatchT]):
 
     def _read_from(self, position: Tally) -> Generator[tuple[Any, Tally]]:
         steps = {name: each.steps for name, each in self.loaders.items()}  # without the loader, which has threads
+        names_stores = self._names_stores
 
         def read(one: tuple[MixedRequest, Tally]) -> tuple[Any, Tally]:
             (name, request), place = one
-            return steps[name].read(request), place
+            step: Any = steps[name].read(request)
+            return (step | {_STORE: name} if names_stores else step), place
 
         def announce(group: Sequence[tuple[MixedRequest, Tally]]) -> None:
             for name, reader in steps.items():

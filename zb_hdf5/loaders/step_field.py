@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import BFLOAT16, UNITS
 from zb_hdf5.formats.corpus import Batches
@@ -77,6 +78,10 @@ class StepField:
         The thing that has a value each. See `Field`.
     padding
         The value where the field has none, shape ().
+    fill
+        The value in rows and places of padding, which no loss counts: that of the field, else 0.
+    kind
+        As `Field` has it.
 
     Raises
     ------
@@ -93,12 +98,11 @@ class StepField:
         field = values.meta.field
         self.unit = OF_TOKENS if field is None else field.unit
         self.padding = np.zeros((), np.int64) if field is None else field.padding
-        #: The value in rows of padding, which no loss counts.
-        self._of_no_record = 0 if field is None or field.fill is None else field.padding
+        self.fill: Any = 0 if field is None or field.fill is None else field.padding
         self._shape = () if field is None else field.shape
         self._size = prod(self._shape)
         self._dtype = values.dtype
-        self._kind = "" if field is None else field.kind
+        self.kind = "" if field is None else field.kind
         self._is_of_targets = has_targets and values.about == ABOUT[1]
         self._memory = StepMemory()
 
@@ -118,7 +122,7 @@ class StepField:
     def read(self, request: StoredRequest, num_rows: int) -> torch.Tensor | npt.NDArray[Any]:
         """Return the values of the tokens or records of a request, `num_rows` in all: rows after it are padding."""
         if self.unit == OF_RECORDS:
-            return as_tensor(self._of_records(request, num_rows), self._kind)
+            return as_tensor(self.of_records(request, num_rows), self.kind)
         return self._of_inputs(self.of_all(request, num_rows))
 
     def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
@@ -158,7 +162,7 @@ class StepField:
         if isinstance(request, int):
             values.read_into(request, out)
         else:
-            out[len(request) :] = self._of_no_record
+            out[len(request) :] = self.fill
             values.read_records_into(request, out[: len(request)])
         return out.reshape(num_rows, self._seq_len, *self._shape)
 
@@ -172,9 +176,9 @@ class StepField:
                 values = np.concatenate([values, ends], axis=1)
         elif num_inputs < self._seq_len:
             values = values[:, :num_inputs]
-        return as_tensor(values, self._kind)
+        return as_tensor(values, self.kind)
 
-    def _of_records(self, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
+    def of_records(self, request: StoredRequest, num_rows: int) -> npt.NDArray[Any]:
         """Return a value for each record of a request, shape (num_rows, ...)."""
         batches = self._batches
         parts = 1 if isinstance(request, int) else batches.seq_len // self._seq_len
@@ -184,11 +188,29 @@ class StepField:
         lacking = np.broadcast_to(self.padding, (num_rows - len(found), *found.shape[1:]))
         return np.concatenate([found, lacking]) if len(lacking) else found
 
+    def in_documents(self, values: npt.NDArray[Any], pieces: Pieces) -> npt.NDArray[Any]:
+        """Return the values of the tokens in pieces, or those about their targets, of the values of all these tokens.
+
+        Parameters
+        ----------
+        values
+            Shape (records, tokens of a record, ...). They are not changed.
+        pieces
+            The parts of documents in the records: the last token of each has no target.
+        """
+        if not self._is_of_targets:
+            return values
+        found = np.empty_like(values)
+        flat = found.reshape(-1, *self._shape)
+        flat[:-1] = values.reshape(-1, *self._shape)[1:]
+        flat[pieces.starts.astype(np.int64) + pieces.lengths.astype(np.int64) - 1] = self.fill
+        return found
+
     # --- values by the numbers of records or documents -----------------------------------------------------------
 
     def of_documents(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor | npt.NDArray[Any]:
         """Return the values of documents by their numbers, and padding for those below 0."""
-        return as_tensor(self.of_numbers(numbers), self._kind)
+        return as_tensor(self.of_numbers(numbers), self.kind)
 
     def of_numbers(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the values of records or documents by their numbers, as they are stored, and padding below 0."""

@@ -112,12 +112,6 @@ def code_field(name: str) -> str:
     return f"{name}{SET_MARK}{CODE}"
 
 
-def require_field_names(fields: Sequence[str]) -> None:
-    """Raise `ArgumentError` for one text in place of names of fields."""
-    if isinstance(fields, str):
-        raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")
-
-
 def require_masked(path: object, numbers: tuple[int, ...], count: int, targets: bool) -> None:
     """Raise `ArgumentError` unless documents can be masked.
 
@@ -239,8 +233,8 @@ class StepValues:
                 field.require_fit()
             if field.unit == OF_DOCUMENTS and not self._ends_documents:
                 raise ArgumentError(
-                    f"{reader.path}: {name} has a value for each document: ask for documents too, such as "
-                    "documents=('cu_seqlens',)"
+                    f"{reader.path}: {name} has a value for each document: a step has it beside its documents, such as "
+                    "documents=('cu_seqlens',), and a record has none"
                 )
         if (self._ends_documents or self._masked) and not reader.has_pieces:
             reader.read_pieces(np.empty(0, np.int64))  # its error names the thing that is missing

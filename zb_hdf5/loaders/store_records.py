@@ -16,9 +16,10 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.corpus import Batches, Corpus
-from zb_hdf5.loaders.step_field import value_count, value_shape
-from zb_hdf5.loaders.step_values import require_field_names
+from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, StepField, value_count, value_shape
+from zb_hdf5.loaders.step_values import WantedFields, wanted_fields
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
+from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.opening import open_for_loader
 
 if TYPE_CHECKING:
@@ -45,19 +46,16 @@ class RecordValues:
         self,
         reader: Batches,
         *,
-        fields: Sequence[str] = (),
+        fields: WantedFields = (),
         documents: bool | Collection[str] = False,
         metadata: bool = False,
         labels: str | None = None,
     ) -> None:
-        require_field_names(fields)
         self.reader = reader
-        self._fields = tuple(fields)
         self._documents = _names_of_documents(documents)
         self._metadata = metadata
         self._targets = StoredTargets(reader, labels) if has_targets(reader) else None
-        for name in self._fields:
-            reader.field(name)  # names those that are stored
+        self._fields = {name: self._opened(stored) for name, stored in wanted_fields(fields).items()}
         if self._documents or metadata:
             reader.read_pieces(np.empty(0, np.int64))  # names what is missing
         if metadata:
@@ -73,11 +71,22 @@ class RecordValues:
         if reader.num_context:
             labels[numbers > 0, : reader.overlap] = IGNORED_TARGET  # they are labels of the record before
         found: dict[str, Any] = {"input_ids": tokens, "labels": labels}
-        for name in self._fields:
-            found[name] = self._field(name, numbers)
+        for name, field in self._fields.items():
+            is_of_records = field.unit == OF_RECORDS
+            found[name] = field.of_records(numbers, len(numbers)) if is_of_records else self._field(field.name, numbers)
         if self._documents or self._metadata or reader.has_padding:
             self._add_documents(found, reader.read_pieces(numbers))
         return found
+
+    def _opened(self, stored: str) -> StepField:
+        """Open a field; `ArgumentError` if it is not there, or records have no values of it."""
+        reader = self.reader
+        field = StepField(reader, stored, reader.seq_len, reader.seq_len, has_targets=False)
+        if field.unit == OF_RECORDS:
+            field.require_fit()
+        elif field.unit == OF_DOCUMENTS:
+            raise ArgumentError(f"{reader.path}: {stored} has a value for each document, and a record has none")
+        return field
 
     def _field(self, name: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return the values of a field, shape (records, seq_len, ...)."""
@@ -145,7 +154,8 @@ class StoreRecords(Sequence[dict[str, Any]]):
     seq_len
         Tokens of a record of a token stream. Records of a store have the length that they are stored with.
     fields
-        Names of fields: their values are added by their names, as they are stored, shape (seq_len, ...).
+        Names of fields, or the name of each in a record and that of the field: their values are added by these names,
+        as they are stored, shape (seq_len, ...); those of a field set with one for each record have shape (...).
     documents
         Names of arrays to add about the parts of documents in the record, or True for both: `position_ids`, from 0 in
         each part, and `document_ids`, which count the parts of the record from 0 and are -1 for padding; int64, shape
@@ -155,6 +165,8 @@ class StoreRecords(Sequence[dict[str, Any]]):
         True: add `metadata`, a list with the metadata of the document of each part, {} for padding.
     labels, split
         As for `Loader`.
+    read_as
+        As for `open_corpus`, for a path alone.
 
     Raises
     ------
@@ -174,13 +186,14 @@ class StoreRecords(Sequence[dict[str, Any]]):
         source: str | os.PathLike[str] | Corpus | Batches,
         *,
         seq_len: int | None = None,
-        fields: Sequence[str] = (),
+        fields: WantedFields = (),
         documents: bool | Collection[str] = False,
         metadata: bool = False,
         labels: LabelsWay | None = None,
         split: str | None = AUTO_SPLIT,
+        read_as: ReadAs = AS_STORED,
     ) -> None:
-        batches, self._closes = open_for_loader(source, 1, seq_len, split=split)
+        batches, self._closes = open_for_loader(source, 1, seq_len, split=split, read_as=read_as)
         self.batches: Batches = batches
         with on_failure(self.close):
             if seq_len not in (None, batches.seq_len):

@@ -212,25 +212,36 @@ def found_set(
     """
     folder = set_folder(corpus.path, name, split_of(corpus)) if path is None else path
     facts = facts_at(folder, name, corpus.path)
+    if facts.name != name:
+        raise ArgumentError(f"{folder}: expected the field set {name!r}, found {facts.name!r}")
     new = require_bound(facts, bound_files(corpus), folder, corpus.path)
     if any(file.digest.startswith(SAMPLED) for file in facts.files):
         note(f"{folder}: bound by a sample: no digest of the tokens of {corpus.path} is stored")
+    if new and facts.is_of_documents:
+        raise IncompleteError(
+            f"{folder}: has values for {counted(facts.num_documents, 'document')}, and {corpus.path} has more now: "
+            "remove it, and make it again"
+        )
     if new:
         facts = facts.grown(new)
-    index = _whole_index(folder, facts) if allow_missing is None else None
+    index = _whole_index(folder, facts, may_lack=allow_missing is not None)
     access = corpus.access if corpus.access in ("auto", "mmap", "pread") else "auto"
     verify = "none" if corpus.verify == "none" else "batch"
     return FoundSet(folder, facts, access, verify, index, dict(allow_missing or {}))
 
 
-def _whole_index(folder: Path, facts: SetFacts) -> SetIndex:
-    """Return the index of a set; `IncompleteError` unless it was finished, and has values for all records."""
+def _whole_index(folder: Path, facts: SetFacts, *, may_lack: bool) -> SetIndex | None:
+    """Return the index of a set that was finished, and has values for all records; else None, or `IncompleteError`."""
     if (folder / SET_INDEX).exists():
         index = SetIndex.load(folder, facts)
         if index.has_all_of(facts):
             return index
+        if may_lack:
+            return None
         missing = max(1, facts.num_records - sum(index.parts["records"]))  # the last one may have more tokens now
         found = f"{counted(missing, 'record')} of later files are missing"
+    elif may_lack:
+        return None
     else:
         found = "it is not finished"
     raise IncompleteError(

@@ -148,4 +148,4 @@ def measure(run: m.Run) -> Iterator[dict[str, Any]]:
     }
     for title in run.titles:
         size, ways = found[title]
-        yield m.compare(title, ways, run.rounds) | {"mib": size}
+        yield m.compare(title, ways, run.rounds, 2 * run.patience_s) | {"mib": size}

@@ -476,10 +476,11 @@ def turns(ways: Sequence[Way], number: int) -> list[Way]:
     return list(ways if number % 2 == 0 else reversed(ways))
 
 
-def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
+def compare(title: str, ways: Sequence[Way], rounds: int, patience_s: float = 0.0) -> dict[str, Any]:
     """Run all ways in turns and return a table: figures and ratios, each as median, least and largest.
 
-    A way that raises `UnavailableRow`, or whose process is killed, is left out, with the reason.
+    A way that raises `UnavailableRow`, or whose process is killed, is left out, with the reason. Before each row the
+    processes of the one before may take so many seconds to end.
     """
     found: dict[str, list[Figures]] = {way.name: [] for way in ways}
     loads: dict[str, list[float]] = {way.name: [] for way in ways}
@@ -489,7 +490,7 @@ def compare(title: str, ways: Sequence[Way], rounds: int) -> dict[str, Any]:
             if way.name in skipped:
                 continue
             print(f"{title}: {way.name}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            loads[way.name].append(wait_for_quiet(LOAD_PATIENCE_S))
+            loads[way.name].append(wait_for_quiet(max(LOAD_PATIENCE_S, patience_s)))
             try:
                 found[way.name].append(way.run())
             except UnavailableRow as error:

@@ -21,6 +21,8 @@ RATIO: Final = m.LATER
 GREY: Final = "#7d8590"
 OURS_COLOUR: Final = "#2f81f7"
 OTHERS_COLOUR: Final = "#9aa4af"
+#: Rows whose rates differ by more than this factor are drawn on a logarithmic scale.
+LINEAR_UP_TO: Final = 20
 #: Cores that other programs kept busy, at most, in a quiet run.
 QUIET_LOAD: Final = 0.3
 #: A node of 8 H100 that trains a model of 8 billion parameters: each of them takes 4 s for 8 x 4,096 tokens.
@@ -48,7 +50,8 @@ TOP: Final = """\
 # Report
 
 This page compares the loaders and conversions of this package with bare reads and with other libraries. One command
-made it, with its plots, from the JSON of one run:
+made it, with its plots, from the JSON of one run; each other library has an environment of its own, which
+`ZB_BENCHMARKS_PYTHON` names:
 
 ```
 pip install '.[bench]'
@@ -71,7 +74,7 @@ all rows in turns, there and back, so that the noise of a machine meets all of t
 round. A row and the one that it is compared with have read the same tokens, or there is no report.
 
 - The rate is that of later passes; `one pass` is the first in a fresh process, in microseconds a batch.
-- `first batch` begins before the data are opened, and ends with the batch. Imports are done.
+- `first batch` begins before the data are opened, and ends with the batch. The imports of the libraries are not in it.
 - `own` is anonymous memory that was added.
 - A ratio compares the rate with that of the row that it names. [The JSON](report/report.json) has quantiles, processor
   time and mapped memory, too.
@@ -270,7 +273,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, need: float | None = Non
     path
         The file of the plot.
     need
-        M tokens/s that a line marks; the scale of the rates is logarithmic then. None: no line.
+        M tokens/s that a line marks. None: no line.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -291,11 +294,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, need: float | None = Non
             bar.set_color(OURS_COLOUR if is_ours(row) else OTHERS_COLOUR)
         axes.invert_yaxis()
         axes.set_xlabel(f"{RATE}, later passes" if has_rates else _first(rows))
-        if need is not None:
+        least = min([*medians, *([] if need is None else [need])])
+        if max(medians) > LINEAR_UP_TO * least > 0:
             axes.set_xscale("log")
-            axes.set_xlim(left=need / 2)
+            axes.set_xlim(left=least / 2)
+        if need is not None:
             axes.axvline(need, color=GREY, linestyle="--")
-            axes.set_title(f"- - a node of 8 H100 that trains 8 billion parameters: {need:.3f} {RATE}", loc="left")
+            axes.set_title(f"- - {need:.3f}: a node of 8 H100, 8 billion parameters", loc="left", fontsize=9)
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         axes.tick_params(axis="y", length=0)

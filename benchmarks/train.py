@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer of each process would import it, for seconds
 from torch import nn
 
 from benchmarks import measure as m

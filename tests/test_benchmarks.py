@@ -18,7 +18,8 @@ from commandline import run
 from benchmarks import beyond, field_sets, memory_cap, peers, read
 from benchmarks import measure as m
 from benchmarks.__main__ import PARTS, benchmarks
-from benchmarks.report import faster, markdown, missed, pictured
+from benchmarks.peers import WHOLE
+from benchmarks.report import QUIET_LOAD, busiest, faster, markdown, missed, pictured
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Rows of each benchmark.
@@ -452,10 +453,21 @@ def test_the_report_is_one_json_a_page_and_plots(tmp_path):
     assert plots[0] == plots[1], "the same figures give the same plot"
 
 
+def plots_of(result):
+    return [table for table in result["tables"] if table["rows"]]
+
+
 def test_the_page_of_the_documentation_is_made_from_its_run():
     result = json.loads(RUN.read_text(encoding="utf-8"))
     assert (ROOT / "docs" / "report.md").read_text(encoding="utf-8") == markdown(result)
     assert not result["quick"]
+    assert busiest(result) <= QUIET_LOAD, "a busy run is never shown as the figures of the project"
+    assert {table["rounds"] for table in result["tables"]} == {5}
+    assert next(table["mib"] for table in result["tables"] if table["title"] == WHOLE) >= 200
+    assert next(table["mib"] for table in result["tables"] if table["title"] == "Larger than memory") >= 4096
+    page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    [words] = re.findall(r'img\[alt\*="(.*?)"\]', (ROOT / "docs" / "_static" / "site.css").read_text(encoding="utf-8"))
+    assert page.count(f"{words}](report/") == len(plots_of(result)), "the plots that are as wide as the column"
     plots = sorted(path.name for path in RUN.parent.glob("*.svg"))
     assert len(plots) == sum(bool(table["rows"]) for table in result["tables"]) + bool(pictured(result))
     assert all(path.stat().st_size < 100_000 for path in RUN.parent.iterdir() if path.suffix == ".svg")

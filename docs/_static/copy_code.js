@@ -6,8 +6,14 @@ document.addEventListener("DOMContentLoaded", () => {
     button.type = "button";
     button.textContent = "copy";
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(block.querySelector("pre").innerText);
-      button.textContent = "copied";
+      const code = block.querySelector("pre");
+      if (navigator.clipboard) {
+        await navigator.clipboard.writeText(code.innerText);
+        button.textContent = "copied";
+      } else {  // a page that came by plain http has no clipboard
+        getSelection().selectAllChildren(code);
+        button.textContent = "selected: press Ctrl+C";
+      }
       setTimeout(() => (button.textContent = "copy"), 1500);
     });
     block.append(button);

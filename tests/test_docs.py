@@ -284,7 +284,8 @@ def test_the_readme_is_short_and_links_the_main_pages_and_the_index():
 #: Pages for one goal each.
 SHORT = (
     *("train", "arguments", "mixtures", "trainers", "in_place", "documents", "fine_tune"),
-    *("convert", "convert_hdf5", "convert_ids", "convert_for_trainers", "forms", "slurm_jobs", "write"),
+    *("convert", "convert_stores", "convert_hdf5", "convert_ids", "convert_for_trainers", "forms", "slurm_jobs"),
+    "write",
 )
 
 
@@ -383,6 +384,37 @@ def test_all_speeds_are_of_one_file_of_one_run():
         assert "report/report.json" in links_of(TEXT[page]) or "docs/report/report.json" in links_of(TEXT[page]), page
         found = re.findall(r"(?<![\d.])(\d[\d,]+) million", outside_of_blocks(TEXT[page]))
         assert set(found) <= rates, page
+
+
+#: The rows of the table of field sets on the page of speeds: the row of the report that each has, and its limit.
+FIELD_SETS = {
+    "whole batches": ("Loader", "np.memmap loop, crc32"),
+    'whole batches, `verify="none"`': ('Loader, verify="none"', None),
+    "shuffled records": ("Loader, rows", "np.take, crc32"),
+    'shuffled records, `verify="none"`': ('Loader, rows, verify="none"', None),
+    "larger than memory, whole batches": ("Loader", None),
+    "larger than memory, shuffled records": ("Loader, rows", None),
+    "written, a flush for 12 MiB": ("Field set, 64 records", "pwrite and fdatasync, 64 records"),
+    "written, a flush for 1.5 MiB": ("Field set, 8 records", "pwrite and fdatasync, 8 records"),
+}
+
+
+def test_the_table_of_field_sets_is_of_the_same_run():
+    report = json.loads((ROOT / "docs" / "report" / "report.json").read_text(encoding="utf-8"))
+    tables = {table["title"]: {row["name"]: row for row in table["rows"]} for table in report["tables"]}
+    for row, (name, limit) in FIELD_SETS.items():
+        title = "Field sets in memory"
+        if row.startswith("larger"):
+            title = "Field sets larger than memory"
+        elif row.startswith("written"):
+            title = "Writing a field set"
+        [cells] = re.findall(rf"^\| {re.escape(row)} \|(.*)\|$", TEXT["speed.md"], re.MULTILINE)
+        ratio, _, shown = (cell.strip() for cell in cells.split("|"))
+        figure = "s" if row.startswith("written") else "later, µs"
+        assert ratio == f"{tables[title][name]['ratios'][figure][0]:.2f}", row
+        assert float(shown.partition(",")[0]) == (
+            round(tables[title][limit]["ratios"][figure][0], 2) if limit else 1
+        ), row
     assert not [page for page in TEXT if page != "report.md" and "M tokens/s" in TEXT[page]]
 
 
@@ -799,6 +831,33 @@ def test_a_recipe_runs_and_the_next_job_goes_on(name, store_of_recipes, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["A plain loop with DDP", "Checkpoints of torch.distributed"])
+def test_a_recipe_of_two_ranks_takes_each_row_once_and_evaluates_all_of_them(name, store_of_recipes, tmp_path):
+    (tmp_path / "train-h5").symlink_to(store_of_recipes)
+    (tmp_path / "recipe.py").write_text(recipes()[name])
+    (tmp_path / "use.py").write_text("")
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, str(PROGRAMS / "next_job.py")]
+    for job in "01":
+        how = {"cwd": tmp_path, "env": variables | {"JOB": job}, "capture_output": True, "text": True, "timeout": 100}
+        done = subprocess.run(command, check=False, **how)
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses = re.findall(r"\d\.\d{3,}", done.stdout)  # lines of two ranks may be mixed
+        assert len(losses) == 2, done.stdout
+        assert len(set(losses)) == 1, "both ranks have the loss of all tokens"
+    seen = (tmp_path / "seen.txt").read_text().splitlines()
+    train = [line.partition(" ")[2] for line in seen if line.startswith("train ")]
+    held_out = [line.partition(" ")[2] for line in seen if line.startswith("held-out ")]
+    assert sorted(train) == sorted(rows_of_store(store_of_recipes, "train")[:128])
+    assert sorted(held_out) == sorted(2 * rows_of_store(store_of_recipes, "val"))
+
+
+#: The inputs of torchtitan.
+NAMES = ("input", "positions")
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_loader_of_torchtitan_goes_on_with_another_degree_and_ends_on_any(store_of_recipes, tmp_path, monkeypatch):
     """As its trainer and its checkpoints use it: 20 batches of 1 rank, then 3 ranks up to the end of the epoch."""
@@ -815,26 +874,30 @@ def test_the_loader_of_torchtitan_goes_on_with_another_degree_and_ends_on_any(st
         sizes = {"max_context_length": 64, "num_tokens_per_batch": 128, "tokenizer": None}
         return config.build(dp_rank=rank, dp_world_size=count, **sizes)
 
-    with zb_hdf5.Loader(store_of_recipes, targets=True, documents=True, last="short", rank=0, world_size=1) as loader:
+    how = {"targets": True, "documents": ("position_ids",), "last": "short", "rank": 0, "world_size": 1}
+    with zb_hdf5.Loader(store_of_recipes, **how) as loader:
         steps = list(loader)
     rows = torch.cat([step["tokens"] for step in steps])
+    places = torch.cat([step["position_ids"] for step in steps]).long()
     targets = torch.cat([step["targets"] for step in steps])
     one = built(0, 1)
     first = list(zip(range(20), one, strict=False))
     assert torch.equal(torch.cat([labels for _, (_, labels) in first]), targets[:40].flatten())
+    assert torch.equal(torch.cat([inputs["positions"] for _, (inputs, _) in first]), places[:40].flatten())
     dcp.save({"dataloader": one}, checkpoint_id=tmp_path / "saved", no_dist=True)
     found = []
     for rank in range(3):
         part = built(rank, 3)
         dcp.load({"dataloader": part}, checkpoint_id=tmp_path / "saved", no_dist=True)
-        found.append([(inputs["input"].view(2, 64), labels.view(2, 64)) for inputs, labels in part])
+        found.append([(*(inputs[name].view(2, 64) for name in NAMES), labels.view(2, 64)) for inputs, labels in part])
         assert not list(zip(range(1), resumed_at_end(built(rank, 3), part), strict=False))
         part.close()
     assert len({len(steps) for steps in found}) == 1
     merged = [each for step in zip(*found, strict=True) for each in step]
     rest = len(rows) - 40
-    assert torch.equal(torch.cat([each[0] for each in merged])[:rest], rows[40:])
-    labels = torch.cat([each[1] for each in merged])
+    inputs, positions, labels = (torch.cat(each) for each in zip(*merged, strict=True))
+    assert torch.equal(inputs[:rest], rows[40:])
+    assert torch.equal(positions[:rest], places[40:])
     assert torch.equal(labels[:rest], targets[40:])
     assert (labels[rest:] == -100).all()
     one.close()

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A job array of N parts without any engine: SRC DST N [options]. Submit it, then the merge behind it:
-#   job=$(sbatch --parsable --array=0-15 examples/slurm/array.sh tokens/ train-h5 16)
+# A job array of N parts without any engine: SRC DST N [options], of at least N shards. Submit it, then the merge behind it:
+#   job=$(sbatch --parsable --array=0-15 examples/slurm/array.sh tokens/ train-h5 16 --shards 64)
 #   sbatch --dependency=afterok:$job --wrap "zb index merge train-h5"
 # The merge names parts that are missing. To write part 3 again: sbatch --array=3, and the same N.
 #SBATCH --job-name=convert-array

@@ -19,6 +19,8 @@ PAGE = (ROOT / "docs/slurm_jobs.md").read_text(encoding="utf-8")
 #: The page is written for larger machines than this one. 128 shards, so that there is a middle to stop in.
 SMALLER = {"0-15": "0-3", "train-h5 16": "train-h5 4", "--array=3 ": "--array=1 "}
 SHARDS = "--shard-size 32KiB"
+#: The options of the lines for an array.
+OF_ARRAY = "--shards 64"
 TASKS = "--nodes=2 --ntasks-per-node=2 "
 
 
@@ -57,7 +59,7 @@ def test_one_node(slurm, expected):
 
 def test_an_array_and_its_merge(slurm, expected):
     lines = f"{documented('array=0-15')}\n{documented('afterok')}"
-    require_store(slurm, slurm.submit(lines), expected)
+    require_store(slurm, slurm.submit(lines), expected, OF_ARRAY)
 
 
 def test_an_array_of_documents_and_the_array_of_their_rows(slurm):
@@ -154,7 +156,7 @@ def test_a_part_of_an_array_is_lost(slurm, expected):
         slurm.run("zb", "index", "merge", "train-h5")
     job = slurm.submit(again)
     assert slurm.wait(job) == "COMPLETED"
-    require_store(slurm, slurm.submit(f"job={job}\n{merge}"), expected)
+    require_store(slurm, slurm.submit(f"job={job}\n{merge}"), expected, OF_ARRAY)
 
 
 def test_a_node_dies(own_cluster, expected):

@@ -136,6 +136,7 @@ def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(t
         }
         assert counts == {name: row_of_page(name)[place] for name in counts}
         assert counts["opens of all"] == values["opens_of_all"]
+        assert max(each.opens for each in traced) == values["opens_per_epoch"]
         most = max(each.num_bytes for each in traced)
         assert most == counts["bytes of each in its steps"] + counts["bytes of each to prove"]
 

@@ -80,13 +80,14 @@ def unfinished_shard(tmp_path):
     folder = tmp_path / "store"
     write(folder / "shard-00000-of-00002.h5")
     partial = write(folder / "other.h5").rename(folder / "shard-00001-of-00002.h5.partial")
-    return "index rebuild", folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'"
+    cure = [f"repair {partial}", f"index rebuild {folder}"]
+    return "index rebuild", folder, 4, f"if no writer is at work on it, run 'zb repair {partial}'", cure
 
 
 def unfinished_conversion(tmp_path):
     folder = tmp_path / "store.partial"
     folder.mkdir()
-    return "verify", folder, 4, f"'zb info {folder}' shows its progress"
+    return "verify", folder, 4, f"'zb info {folder}' shows its progress", []
 
 
 def killed_live_writer(tmp_path):
@@ -97,13 +98,15 @@ def killed_live_writer(tmp_path):
         "writer.write(np.zeros((2, 8), 'u2')); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", script, folder], check=True)
-    return "verify", folder, 4, f"if no writer is at work on it, run 'zb repair {folder}'"
+    cure = [f"repair {folder}", f"verify {folder}"]
+    return "verify", folder, 4, f"if no writer is at work on it, run 'zb repair {folder}'", cure
 
 
 def lone_batch_file(tmp_path):
     path = write(tmp_path / "x.batch", backend="batch")
     path.with_name("x.batch.crc32").unlink()
-    return "verify", path, 6, f"restore it, or make one of the batches as they are now with 'zb index crc32 {path}'"
+    expected = f"restore it, or make one of the batches as they are now with 'zb index crc32 {path}'"
+    return "verify", path, 6, expected, [f"index crc32 {path}", f"verify {path}"]
 
 
 def fields_that_do_not_fit(tmp_path):
@@ -113,6 +116,7 @@ def fields_that_do_not_fit(tmp_path):
         tmp_path / "out",
         1,
         "leaves behind the field mask; convert to HDF5, or pass --tokens-only",
+        [f"convert hdf5-to-batch {tmp_path / 'x.h5'} {tmp_path / 'out'} --tokens-only"],
     )
 
 
@@ -122,7 +126,7 @@ def another_program(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as h5:
         h5["tokens"], h5["mask"] = np.ones((2, 4), "u2"), np.ones((2, 3), "u1")
     expected = "; pass --dataset to 'zb info', 'zb show' or 'zb convert', with one of its integer datasets: mask (2, 3)"
-    return "info", tmp_path / "x.h5", 1, expected
+    return "info", tmp_path / "x.h5", 1, expected, [f"info {tmp_path / 'x.h5'} --dataset mask"]
 
 
 CASES = [
@@ -132,10 +136,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_command_that_fails_names_the_next_one(case, tmp_path):
-    command, path, code, expected = case(tmp_path)
+def test_a_command_that_fails_names_the_next_one_which_cures_it(case, tmp_path):
+    command, path, code, expected, cure = case(tmp_path)
     result = run_zb(*command.split(), path)
     assert (result.exit_code, expected in result.output) == (code, True), result.output
+    for line in cure:
+        run_zb(*line.split(), code=0)
 
 
 def edit_index(store):
@@ -174,7 +180,7 @@ LAST = "shard-00001-of-00002.h5"
     (lose(LAST, INDEX_NAME), "index rebuild", 4, "restore them, or pass --force to do without"),
     (lose(), "index rebuild", 1, "exists already, and is valid; pass --force to replace it"),
 ])  # fmt: skip
-def test_a_command_of_a_damaged_store_names_the_next_one(damage, command, code, expected, tmp_path):
+def test_a_command_of_a_damaged_store_names_the_next_one_which_cures_it(damage, command, code, expected, tmp_path):
     store = tmp_path / "store"
     for number in range(2):
         write(store / f"shard-0000{number}-of-00002.h5")
@@ -182,6 +188,9 @@ def test_a_command_of_a_damaged_store_names_the_next_one(damage, command, code, 
     damage(store)
     result = run_zb(*command.split(), store)
     assert (result.exit_code, expected.format(store=store) in result.output) == (code, True), result.output
+    named = re.search(r"run 'zb ([^']+)'", result.output)
+    run_zb(*(named[1] if named else f"{command} {store} --force").split(), code=0)
+    run_zb("verify", store, code=0)
 
 
 def test_text_without_a_tokenizer_names_the_command_that_makes_one(tmp_path):
@@ -190,3 +199,7 @@ def test_text_without_a_tokenizer_names_the_command_that_makes_one(tmp_path):
     assert "need --tokenizer, which 'zb tokenizer train' makes of text; " in result.output
     result = run_zb("convert", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", "gone.json", code=2)
     assert result.output.strip().endswith("or make one with 'zb tokenizer train TEXT -o tok.json'")
+    (tmp_path / "a.jsonl").write_text('{"text": "abc abd"}\n' * 9)
+    run_zb("tokenizer", "train", tmp_path / "a.jsonl", "--vocab-size", 260, "-o", tmp_path / "tok.json", code=0)
+    how = ("--tokenizer", tmp_path / "tok.json", "--seq-len", 4, "--batch-size", 2)
+    run_zb("convert", tmp_path / "a.jsonl", tmp_path / "out", *how, code=0)

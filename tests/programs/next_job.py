@@ -4,6 +4,7 @@ Only what a reader brings is given: a model, its optimizer, a causal model with 
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,8 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="0")
 
 
-for job in range(2):
+# a launcher of several ranks starts one job in each of two calls: JOB is its number
+for job in [int(os.environ["JOB"])] if "JOB" in os.environ else range(2):
     names = given()
     # a trainer with a number of steps of its own takes four more
     recipe = Path("recipe.py").read_text().replace("max_steps=4", f"max_steps={4 * (job + 1)}")

@@ -212,7 +212,8 @@ def _figures_of_bytes(loader: Loader, job: Job) -> dict[str, Figure]:
         "node_bytes_per_epoch": Figure(
             share,
             "arithmetic",
-            f"{format_bytes(share)} of {format_bytes(whole)}: {fits} into the {format_bytes(memory)} of memory here",
+            f"{format_bytes(share)} of {format_bytes(whole)}, as a cache of a node would have: {fits} into the "
+            f"{format_bytes(memory)} of memory here",
         ),
     }
     if job.step_time_s is not None:

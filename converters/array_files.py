@@ -16,7 +16,7 @@ from zb_hdf5.files.field_files import ids_at
 from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wrapper, open_extents
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.npy import read_npy_header
 from zb_hdf5.spec import TokenArray, require_integers
 
@@ -45,7 +45,7 @@ class ArrayAt(ArrayFile):
         self._fortran = fortran and len(shape) == 2
 
     @classmethod
-    def of(cls, found: FlatTokens) -> ArrayAt:
+    def of(cls, found: FlatFacts) -> ArrayAt:
         """Return the ids of a flat file as one stream."""
         return cls(found.path, ((found.num_tokens,), False, found.dtype, found.byte_offset))
 

@@ -123,9 +123,9 @@ def _shards(source: BatchSource, cuts: list[tuple[int, int]]) -> Sequence[Source
 
 def cut_into_shards(source: BatchSource, target: Target) -> list[tuple[int, int]]:
     """Return (start, stop) of each shard, in batches: consecutive, and none empty."""
-    if source.is_cut or (source.shards and not target.is_cut):
+    if source.is_cut or (source.shards and not target.has_requested_shards):
         return source.cuts
-    if target.is_cut:
+    if target.has_requested_shards:
         require_one_split(source, "leave out shards and shard_size", options=["shards", "shard_size"])
     total = source.num_batches
     count = number_of_shards(total, source.meta, target)
@@ -136,7 +136,7 @@ def number_of_shards(num_batches: int, meta: StoreMeta, target: Target) -> int:
     """Return the number of shards that was asked for, or that their size gives: by default at most `MOST_SHARDS`."""
     per_shard = max(1, target.shard_size // meta.batch_bytes)
     by_size = -(-num_batches // per_shard)
-    count = target.shards or (by_size if target.is_cut else min(by_size, MOST_SHARDS))
+    count = target.shards or (by_size if target.has_requested_shards else min(by_size, MOST_SHARDS))
     if count > num_batches:
         raise ConvertError(f"{num_batches:,} batches cannot fill {count:,} shards", remedy=Remedy.FILL_THE_SHARDS)
     return count

@@ -16,9 +16,9 @@ from zb_hdf5.console import WORDS, CommandGroup, Output, PathOrUrl, Progress, as
 from zb_hdf5.converters.command_options import (
     GROUP_HEADINGS,
     ConversionCommand,
-    meant,
     no_shuffle_option,
     option_of,
+    option_values,
     with_default,
 )
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion
@@ -257,7 +257,7 @@ def convert_any(
         return Output({"formats": {name: each._asdict() for name, each in capabilities().items()}}, capability_lines())
     if not src or dst is None:
         raise click.UsageError("Missing argument 'SRC...'. Pass the sources, then DST.")
-    conversion = Conversion(src, target or "auto", dst, source_format=source_format or "auto", **meant(given))
+    conversion = Conversion(src, target or "auto", dst, source_format=source_format or "auto", **option_values(given))
     return _run(conversion, dry_run)
 
 
@@ -268,7 +268,7 @@ def _add_pair(name: str) -> None:
     row = batch_format(target)
 
     def command(src: Any, dst: Path, dry_run: bool = False, **given: Any) -> Output | None:
-        return _run(Conversion(src, target, dst, source_format=source_format, **meant(given)), dry_run)
+        return _run(Conversion(src, target, dst, source_format=source_format, **option_values(given)), dry_run)
 
     result, example_target = (row and row.as_target) or ("a store of token streams", STREAM)
     if target == source_format:

@@ -119,6 +119,6 @@ no_shuffle_option: Final = click.option(
 )
 
 
-def meant(given: Mapping[str, Any]) -> dict[str, Any]:
+def option_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given, with the values that their words stand for."""
     return {name: OPTIONS[name].value_of(value) for name, value in given.items() if value is not None}

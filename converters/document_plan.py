@@ -17,7 +17,7 @@ from zb_hdf5.converters.conversion import MOST_SHARDS, STREAM
 from zb_hdf5.converters.journal import file_states, meta_to_json
 from zb_hdf5.converters.least_dtype import at_least
 from zb_hdf5.converters.plan import Plan, TargetFiles, Task, names_of_shards
-from zb_hdf5.converters.routes import Route, num_groups_of_first_split, route
+from zb_hdf5.converters.routes import ShardDocuments, assign_documents, num_groups_of_first_split
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.stream_target import FACTS_KEPT, WORK_DIGEST, WRITTEN_META, StreamFiles
 from zb_hdf5.converters.trainer_target import TrainerFiles
@@ -157,7 +157,7 @@ def _meta_of(source: DocumentSource, codec: str) -> StoreMeta:
 
 def _tasks(
     source: DocumentSource,
-    routes: Sequence[Route],
+    routes: Sequence[ShardDocuments],
     target: TargetFiles,
     names: Sequence[Path],
     meta: StoreMeta,
@@ -180,7 +180,7 @@ def _tasks(
     ]
 
 
-def _names_by_split(routes: Sequence[Route], suffix: str) -> list[Path]:
+def _names_by_split(routes: Sequence[ShardDocuments], suffix: str) -> list[Path]:
     """Return the name of the file of each route: its split, and its number there."""
     totals = Counter(each.split for each in routes)
     numbers = Counter[str]()
@@ -191,7 +191,7 @@ def _names_by_split(routes: Sequence[Route], suffix: str) -> list[Path]:
     return names
 
 
-def _identity(source: DocumentSource, routes: Sequence[Route]) -> dict[str, Any]:
+def _identity(source: DocumentSource, routes: Sequence[ShardDocuments]) -> dict[str, Any]:
     """Return JSON of everything that decides the tokens of every file."""
     dealt = [
         [
@@ -216,7 +216,7 @@ def _work_digest(identity: dict[str, Any], options: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([{**identity, "files": sizes}, options]).encode()).hexdigest()
 
 
-def _dealt(source: DocumentSource, settings: Settings) -> list[Route]:
+def _dealt(source: DocumentSource, settings: Settings) -> list[ShardDocuments]:
     """Deal documents to the files that were asked for, or to one for each file of the source."""
     target = settings.target
     keeps_files = source.has_shards or target.shard_per_source
@@ -228,7 +228,7 @@ def _dealt(source: DocumentSource, settings: Settings) -> list[Route]:
     )
 
 
-def _staged(source: DocumentSource, settings: Settings) -> list[Route]:
+def _staged(source: DocumentSource, settings: Settings) -> list[ShardDocuments]:
     """Deal documents to streams that become rows, whose bytes do not depend on the cuts."""
     num_bytes = sum(path.stat().st_size for path in source.paths)
     wanted = max(MIN_STAGED, *(min(most, num_bytes // size) for size, most in STAGED))
@@ -236,9 +236,11 @@ def _staged(source: DocumentSource, settings: Settings) -> list[Route]:
     return _routes(source, settings, None if is_per_file else min(num_groups_of_first_split(source), wanted))
 
 
-def _routes(source: DocumentSource, settings: Settings, count: int | None, most: int | None = None) -> list[Route]:
+def _routes(
+    source: DocumentSource, settings: Settings, count: int | None, most: int | None = None
+) -> list[ShardDocuments]:
     layout = settings.layout
-    return route(
+    return assign_documents(
         source,
         count,
         most=most,
@@ -255,7 +257,7 @@ def _deciding(source: DocumentSource, settings: Settings) -> dict[str, Any]:
     if target.is_stream:
         return {} if codec is None else {"codec": codec}
     rows = settings.layout.of_records(source.record_tokens, source.paths[0])
-    is_sized = target.is_cut and target.shards is None
+    is_sized = target.has_requested_shards and target.shards is None
     return {
         "batch_size": rows.batch_rows,
         "seq_len": rows.row_tokens,

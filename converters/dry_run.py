@@ -13,7 +13,7 @@ from zb_hdf5.converters.engines import Workers
 from zb_hdf5.converters.estimate import estimate_of, seconds_of_batches
 from zb_hdf5.converters.plan import BatchRange, Plan
 from zb_hdf5.converters.reports import UINT16_SAVES, DryRun
-from zb_hdf5.converters.routes import Route
+from zb_hdf5.converters.routes import ShardDocuments
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.shuffle import choose_shuffle
 from zb_hdf5.converters.upload import require_new
@@ -105,7 +105,7 @@ def _of_documents(plan: Plan, source: DocumentSource, settings: Settings, worker
 
 def _largest_share(plan: Plan) -> float:
     """Return the share of the largest file, of the bytes of all."""
-    taken = [cast(Route, task.part).bytes_taken for task in plan.tasks]
+    taken = [cast(ShardDocuments, task.part).bytes_taken for task in plan.tasks]
     return max(taken) / max(1, sum(taken))
 
 

@@ -90,7 +90,7 @@ class CountedWork:
         self._noted_s = time.monotonic()
 
     def reach(self, share: float) -> None:
-        """Have so much of the work done."""
+        """Note the share of the work that is done."""
         done = int(share * self._amount)
         now_s = time.monotonic()
         self._progress(done - self._done)
@@ -101,7 +101,7 @@ class CountedWork:
             self._noted_s = now_s
 
 
-def noted_work(note: Path) -> int:
+def work_noted_in(note: Path) -> int:
     """Return the work that another process has noted."""
     with contextlib.suppress(OSError, ValueError):
         return int(head_of(note, NOTED_BYTES)[0])

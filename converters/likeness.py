@@ -19,7 +19,7 @@ from zb_hdf5.store.store_corpus import StoreCorpus
 _NAMED: Final = ("remainder", "pad_id", "packing")
 
 
-def with_likeness(conversion: Conversion, like: Path, known: Mapping[str, Taking]) -> tuple[Conversion, str]:
+def options_like(conversion: Conversion, like: Path, known: Mapping[str, Taking]) -> tuple[Conversion, str]:
     """Return a conversion with the options of a store, but for those that were given; and the dtype of the store.
 
     Parameters

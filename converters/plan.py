@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 from zb_hdf5 import ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.carried_sets import NO_SETS, CarriedSets
-from zb_hdf5.converters.engines import CountedWork, OnProgress, no_progress, noted_work
+from zb_hdf5.converters.engines import CountedWork, OnProgress, no_progress, work_noted_in
 from zb_hdf5.converters.journal import PLANNED, FileState, Finished, Planned, Record
-from zb_hdf5.converters.routes import Route
+from zb_hdf5.converters.routes import ShardDocuments
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import DEFAULT_SPLIT, NOT_KNOWN, SHARD_PREFIX
 
@@ -134,7 +134,7 @@ class Task:
     """
 
     source: Any
-    part: BatchRange | Route
+    part: BatchRange | ShardDocuments
     target: TargetFiles
     path: Path
     meta: StoreMeta
@@ -162,14 +162,14 @@ class Task:
 
     def amount_done(self) -> int:
         """Return how much another process has done, by the note that it leaves."""
-        return 0 if self.note is None else noted_work(self.note)
+        return 0 if self.note is None else work_noted_in(self.note)
 
     @property
     def planned(self) -> Planned:
         """The facts of the file that a journal must not change."""
         name = self.path.name
         part = self.part
-        if isinstance(part, Route):
+        if isinstance(part, ShardDocuments):
             return Planned(name, part.split)
         documents = NOT_KNOWN if part.documents is None else part.documents
         return Planned(name, part.split, part.stop - part.start, self.amount, documents)

@@ -19,7 +19,7 @@ from zb_hdf5.converters.conversion import (
     WorkOptions,
     options_of,
 )
-from zb_hdf5.converters.likeness import with_likeness
+from zb_hdf5.converters.likeness import options_like
 from zb_hdf5.converters.option import Role, Taking
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.settings import Settings, Target, resolved_as
@@ -82,7 +82,7 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     source = conversion.source
     is_of_documents = not missing_members(source)
     known = options_of((Role.ROWS, Role.ANY) if is_of_documents else (Role.ANY,))
-    conversion, like = _likened(conversion, known)
+    conversion, like = _options_like(conversion, known)
     settings = _settings([], conversion, _OF_OPEN_SOURCE, like, is_of_documents, SourcePaths())
     if is_of_documents:
         refuse_parts_of_rows(conversion, None)
@@ -98,7 +98,7 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)
-    conversion, like = _likened(conversion, kind.options_of(conversion.target))
+    conversion, like = _options_like(conversion, kind.options_of(conversion.target))
     conversion = conversion.changed(source_format=name)
     is_local = kind.has_documents or conversion.target in document_targets()
     settings = _settings(paths, conversion, kind.roles_as(is_stream=False), like, is_local, looks)
@@ -114,12 +114,12 @@ def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(file for file in dict.fromkeys(found) if result not in (file, *file.parents))
 
 
-def _likened(conversion: Conversion, known: Mapping[str, Taking]) -> tuple[Conversion, tuple[Path, str] | None]:
+def _options_like(conversion: Conversion, known: Mapping[str, Taking]) -> tuple[Conversion, tuple[Path, str] | None]:
     """Return a conversion with the options of its `like`, and that store, if the source has to give its dtype."""
     if conversion.like is None:
         return conversion, None
     store = any_path(conversion.like)
-    conversion, dtype = with_likeness(conversion, store, known)
+    conversion, dtype = options_like(conversion, store, known)
     return conversion, (store, dtype) if conversion.dtype in (None, "keep") else None
 
 
@@ -177,7 +177,7 @@ def _target_of(conversion: Conversion, options: OutputOptions, layout: LayoutOpt
         destination=destination,
         path=path,
         is_one_file=_is_one_file(conversion, path, layout.holds_out),
-        is_cut=conversion.shards is not None or conversion.shard_size is not None,
+        has_requested_shards=conversion.shards is not None or conversion.shard_size is not None,
     )
 
 

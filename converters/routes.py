@@ -49,7 +49,7 @@ class Chooser:
         The group.
     """
 
-    def __init__(self, route: Route, group: DocumentGroup) -> None:
+    def __init__(self, route: ShardDocuments, group: DocumentGroup) -> None:
         self._route = route
         words = [route.seed & 0xFFFFFFFF, route.seed >> 32, group.file_number, group.number]
         self._draws = np.random.RandomState(words)  # its numbers are frozen by NumPy's policy
@@ -74,7 +74,7 @@ class Chooser:
 
 
 @dataclass(frozen=True)
-class Route:
+class ShardDocuments:
     """The documents of one file of tokens, in order: all of the groups, or the documents of one split. Picklable.
 
     A share `val_fraction` is held out for validation. The draw depends on the seed, on the numbers of the file and of
@@ -126,7 +126,7 @@ class Route:
         counts.characters_lost += encoded.lost
 
 
-def route(
+def assign_documents(
     source: DocumentSource,
     num_shards: int | None = None,
     *,
@@ -134,7 +134,7 @@ def route(
     val_fraction: float = 0.0,
     val_last_shard: bool = False,
     seed: int = 0,
-) -> list[Route]:
+) -> list[ShardDocuments]:
     """Deal documents to files of tokens: consecutive groups go to each, so that all together keep the order.
 
     Parameters
@@ -178,17 +178,17 @@ def route(
     runs = _cut(source, source.groups, num_shards, most)
     if val_fraction:
         train = [replace(run, val_fraction=val_fraction, seed=seed) for run in runs]
-        return [*train, Route(source.groups, VAL, val_fraction, seed)]
+        return [*train, ShardDocuments(source.groups, VAL, val_fraction, seed)]
     [split] = splits
     return [replace(run, split=split) for run in runs]
 
 
-def _last_held_out(source: DocumentSource, num_shards: int | None, most: int | None) -> list[Route]:
+def _last_held_out(source: DocumentSource, num_shards: int | None, most: int | None) -> list[ShardDocuments]:
     """Deal documents to files, of which the last one is held out: the last file of the source, or the last shard."""
     if num_shards is None:
         last = source.groups[-1].file_number
         first = next(number for number, group in enumerate(source.groups) if group.file_number == last)
-        runs = [*_cut(source, source.groups[:first], None, most and most - 1), Route(source.groups[first:])]
+        runs = [*_cut(source, source.groups[:first], None, most and most - 1), ShardDocuments(source.groups[first:])]
     else:
         runs = _cut(source, source.groups, num_shards, None)
     if len(runs) < 2:
@@ -224,7 +224,7 @@ def num_groups_of_first_split(source: DocumentSource) -> int:
 
 def _routes_of_splits(
     source: DocumentSource, splits: dict[str, list[DocumentGroup]], num_shards: int | None, most: int | None
-) -> list[Route]:
+) -> list[ShardDocuments]:
     """Deal each split to files of its own, of about the same weight: the first one to `num_shards`."""
     weights = {split: sum(group.weight for group in groups) for split, groups in splits.items()}
     first = next(iter(splits))
@@ -242,18 +242,20 @@ def _num_files(groups: list[DocumentGroup]) -> int:
     return len({group.file_number for group in groups})
 
 
-def _cut(source: DocumentSource, groups: list[DocumentGroup], num_shards: int | None, most: int | None) -> list[Route]:
+def _cut(
+    source: DocumentSource, groups: list[DocumentGroup], num_shards: int | None, most: int | None
+) -> list[ShardDocuments]:
     """Cut into the runs of each file: as many as are asked for, or one for each file of the source, up to `most`."""
     if num_shards is None and most is not None and _num_files(groups) > most:
         num_shards = most
     if num_shards is None:
-        return [Route(list(run)) for _, run in groupby(groups, key=lambda group: group.file_number)]
+        return [ShardDocuments(list(run)) for _, run in groupby(groups, key=lambda group: group.file_number)]
     if num_shards > len(groups):
         return _shared(source, groups, num_shards)
-    return [*map(Route, _cut_evenly(groups, num_shards))]
+    return [*map(ShardDocuments, _cut_evenly(groups, num_shards))]
 
 
-def _shared(source: DocumentSource, groups: list[DocumentGroup], num_shards: int) -> list[Route]:
+def _shared(source: DocumentSource, groups: list[DocumentGroup], num_shards: int) -> list[ShardDocuments]:
     """Cut groups into more runs than there are groups: the documents of heavy ones are counted, and shared."""
     shares = [1] * len(groups)
     counts = dict[int, int]()
@@ -279,7 +281,7 @@ def _shared(source: DocumentSource, groups: list[DocumentGroup], num_shards: int
         count = counts.get(number, 0)
         edges = pairwise(k * count // shares[number] for k in range(shares[number] + 1))
         is_shared = shares[number] > 1
-        routes += [Route([group], share=Share(*each, count) if is_shared else None) for each in edges]
+        routes += [ShardDocuments([group], share=Share(*each, count) if is_shared else None) for each in edges]
     return routes
 
 

@@ -125,7 +125,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     refuse_replaced_sources(source.paths, written, target.path)
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:
-        source = _noted(source, target)
+        source = _with_note(source, target)
     left_out = left_out_of(settings, source.paths)
     if left_out:
         note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
@@ -142,7 +142,7 @@ def _gives_documents(source: BatchSource, target: Target) -> bool:
     return target.format in document_targets() or bool(documents_told(source))
 
 
-def _noted(source: Content, target: Target) -> Content:
+def _with_note(source: Content, target: Target) -> Content:
     """Return a source whose description has the note of a conversion; `ArgumentError` if its target has no place."""
     row = batch_format(target.format)
     if row is not None and row.tokens_only and (not row.holds_batches or target.is_one_file):

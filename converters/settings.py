@@ -1,6 +1,6 @@
 """A conversion as it is done: each option with the value that was asked for, else the default of its source.
 
-None is the value of an option that was not asked for and depends on the data.
+None: the value follows from the data.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Target(OutputOptions):
         The file or folder of this machine that is written: the destination, or the folder that is uploaded to it.
     is_one_file
         Whether it is one file, and not a folder of shards.
-    is_cut
+    has_requested_shards
         Whether the number or the size of the shards was asked for.
     """
 
@@ -74,7 +74,7 @@ class Target(OutputOptions):
     destination: Path
     path: Path
     is_one_file: bool
-    is_cut: bool
+    has_requested_shards: bool
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from zb_hdf5.errors import ArgumentError, ZbError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
@@ -56,7 +56,7 @@ class SourcePaths:
         self._looks.append((path, read_as, made))
         return made
 
-    def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatTokens]]:
+    def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
 
         Raises
@@ -73,7 +73,7 @@ class SourcePaths:
                 raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
         return name, [facts for each in at_paths for facts in each.facts]
 
-    def is_of_other_programs(self, look: Look, read_as: ReadAs) -> bool:
+    def is_foreign_hdf5(self, look: Look, read_as: ReadAs) -> bool:
         """Return whether a path is an HDF5 file of another program, or a folder of such files that is not a store."""
         try:
             return self.at(look.path, read_as=read_as, look=look).foreign_dataset is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from pkgutil import resolve_name
@@ -166,7 +167,7 @@ def _any_hdf5() -> Source:
 
 
 #: Datasets of other programs: another way to read the files of "hdf5".
-OF_OTHER_PROGRAMS: Final = Source(
+FOREIGN_HDF5: Final = Source(
     TakenAs.RECORDS,
     "HDF5 files of other programs",
     "",
@@ -274,7 +275,7 @@ def _source_of_format(name: str) -> Source | None:
         return None
     if row.read_by:
         return _source_of_format(row.read_by)
-    if row.has_documents:
+    if row.is_of_rows:
         return _rows(row)
     if row.is_flat:
         return replace(PACKED if row.holds_documents else WITHOUT_DOCUMENTS, noun=row.noun)
@@ -345,8 +346,8 @@ def _source_at(look: Look, conversion: Conversion, looks: SourcePaths) -> tuple[
         return name, _ARRAYS
     if name not in ("auto", _HDF5):
         return name, source_named(name, conversion)
-    if looks.is_of_other_programs(look, _read_as(conversion)):
-        return _HDF5, OF_OTHER_PROGRAMS
+    if looks.is_foreign_hdf5(look, _read_as(conversion)):
+        return _HDF5, FOREIGN_HDF5
     return name, _stored(FORMATS[_HDF5])
 
 
@@ -424,7 +425,7 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
     path = look.path
     if conversion.source_dtype is None and _is_of_ours(look, conversion, looks):
         return _name_of_found(looks.at(path, read_as=_read_as(conversion)))
-    name = _name_of_trainer(look, conversion)
+    name = _name_of_rows(look, conversion)
     takes_dtype = bool(name) and "source_dtype" in format_named(name).options
     if conversion.source_dtype is not None and not takes_dtype:
         with suppress(ZbError):  # whoever opens it says so
@@ -437,7 +438,7 @@ def _found(look: Look, conversion: Conversion, looks: SourcePaths) -> str:
             return known
     if name:
         return name
-    if conversion.dataset is not None or looks.is_of_other_programs(look, _read_as(conversion)):
+    if conversion.dataset is not None or looks.is_foreign_hdf5(look, _read_as(conversion)):
         return "auto"
     try:
         return _name_of_found(looks.at(path, look=look))
@@ -483,7 +484,7 @@ def _read_by_conversions(look: Look, conversion: Conversion) -> str:
     return _LINES if conversion.ids_column is None else _HF
 
 
-def _name_of_trainer(look: Look, conversion: Conversion) -> str:
+def _name_of_rows(look: Look, conversion: Conversion) -> str:
     """Return the name of the format of another trainer that recognises a source; "" if none does."""
     path = look.path
     name = source_name_of(look)
@@ -579,11 +580,13 @@ def _unused(facts: str, kind: Source, conversion: Conversion, names: list[str]) 
     if conversion.is_stream and "layout" in names:
         facts += f"; target {STREAM} writes a token stream"
         names = [*names, "target"]
-    return ArgumentError(f"{facts}; the options are {', '.join(known)}", options=[*names, *known])
+    near = dict.fromkeys(each for name in names for each in get_close_matches(name, known, n=1))
+    hint = f"the nearest that does is {', '.join(near)}; " if near else ""
+    return ArgumentError(f"{facts}; {hint}the options are {', '.join(known)}", options=[*names, *known])
 
 
 def _owners(names: list[str]) -> str:
     """Return the kinds of sources that take all of these options, in words."""
-    kinds = {**sources(), _HDF5: _stored(FORMATS[_HDF5]), f"{_HDF5} of other programs": OF_OTHER_PROGRAMS}
+    kinds = {**sources(), _HDF5: _stored(FORMATS[_HDF5]), f"{_HDF5} of other programs": FOREIGN_HDF5}
     owners = [name for name, kind in kinds.items() if {*names} <= {*kind.options_of_any_target(is_stream=False)}]
     return ", ".join(owners) or "other conversions"

@@ -16,7 +16,7 @@ from zb_hdf5.converters.batch_source import TokenCounts, out_of_range
 from zb_hdf5.converters.engines import CountedWork
 from zb_hdf5.converters.journal import Finished, digests_of, meta_from_json
 from zb_hdf5.converters.plan import COMMIT_BYTES, TargetFiles, Task
-from zb_hdf5.converters.routes import Route
+from zb_hdf5.converters.routes import ShardDocuments
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows, row_of_source
 from zb_hdf5.formats.batch_writer import ShardInfo
@@ -88,7 +88,7 @@ class StreamFiles(TargetFiles):
 def _origin(task: Task) -> dict[str, Any]:
     """Return the origin of the tokens, with the names of those files alone that the documents are from."""
     source: DocumentSource = task.source
-    route = cast(Route, task.part)
+    route = cast(ShardDocuments, task.part)
     described = dict(source.description)
     if described.get("files") == [str(path) for path in source.paths]:
         numbers = dict.fromkeys(group.file_number for group in route.groups)
@@ -98,7 +98,7 @@ def _origin(task: Task) -> dict[str, Any]:
 
 def read_documents(task: Task, counts: TokenCounts, work: CountedWork) -> Iterator[TokenizedDocuments]:
     """Yield the documents of a task, count them, and note how far they were read when the next ones are asked for."""
-    for encoded, read in cast(Route, task.part).read(task.source, task.num_threads, counts):
+    for encoded, read in cast(ShardDocuments, task.part).read(task.source, task.num_threads, counts):
         yield encoded
         work.reach(read / max(1, task.amount))
     work.reach(1.0)

@@ -144,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODULES]
+    return sorted({*_MODULES, *(name for name in globals() if name.startswith("__"))})

@@ -587,7 +587,7 @@ class Progress:
                 self._show(now_s)
 
     def keep(self, amount: int) -> None:
-        """Count an amount as done that was there before: it is of the whole, but never of the rate."""
+        """Count an amount that was done before: towards the whole, and not towards the rate."""
         with self._lock:
             if self._done == self._kept:
                 self._pace = Pace(time.monotonic())  # until now, the kept shards were checked
@@ -595,7 +595,7 @@ class Progress:
             self._kept += amount
 
     def finish(self) -> None:
-        """Let what is done be all: the rest is left out."""
+        """Take the amount that is done for the whole: the rest is left out."""
         with self._lock:
             self._total = self._done
 
@@ -624,7 +624,7 @@ class Progress:
         return f"{self._label} {full:·<{width}} {text}"[:columns]
 
     def _end(self) -> None:
-        """Have a last line in a log that has some of this phase."""
+        """Write a closing line into a log that has lines of this phase."""
         if self._is_open and not self._bar:
             self._show(time.monotonic(), is_over=True)
         self._is_open = False

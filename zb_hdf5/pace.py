@@ -29,7 +29,7 @@ class Pace:
         self._moments = deque([(start_s, 0)])
 
     def reach(self, now_s: float, done: int) -> None:
-        """Have so much of the work done by now."""
+        """Note how much work is done at a moment."""
         elapsed_s = now_s - self.start_s
         if now_s - self._moments[-1][0] >= elapsed_s / MOMENTS:
             self._moments.append((now_s, done))

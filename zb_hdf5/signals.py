@@ -1,4 +1,4 @@
-"""Ctrl+C and SIGTERM, kept while work is under way that no exception may enter, and delivered between two steps of it.
+"""Ctrl+C and SIGTERM, held back during work that must not be interrupted, and raised between two steps of it.
 
 Python raises for a signal between any two steps of the main thread: also while it holds a lock, which is then held for
 ever, inside a library, which makes another error of it, and inside a finalizer, which swallows it.

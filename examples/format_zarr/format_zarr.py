@@ -14,7 +14,7 @@ import numpy as np
 from zb_hdf5 import FormatError, IncompleteError
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 
 #: The files that describe an array, of version 2 and of version 3.
@@ -109,7 +109,7 @@ class ZarrArrays(FlatFormat):
     def fits(self, look: Look) -> bool:
         return look.is_dir and array_at(look.path) is not None
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         path = look.path
         folder = path.parent.parent if path.parent.name == "c" else path.parent
         array = array_at(folder)
@@ -122,7 +122,7 @@ class ZarrArrays(FlatFormat):
         expected = array.chunk * array.dtype.itemsize  # also of the last one, which is padded
         if size != expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes for {array.chunk:,} ids, found {size:,}")
-        return FlatTokens(path, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
+        return FlatFacts(path, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
 
 
 ROW: Final = FormatRow(

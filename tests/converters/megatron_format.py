@@ -104,7 +104,7 @@ ROW = FormatRow(
     noun="Megatron-LM files",
     suffixes=(".bin",),
     place=f"{__name__}:MegatronPairs",
-    has_documents=True,
+    is_of_rows=True,
     options=("vocab_size",),
     holds_documents=True,
 )

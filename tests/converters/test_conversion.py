@@ -14,7 +14,7 @@ from zb_hdf5.console import flag_of
 from zb_hdf5.converters.cli import convert_any
 from zb_hdf5.converters.cli import convert_commands as command
 from zb_hdf5.converters.conversion import OPTIONS, WHOLE, Conversion
-from zb_hdf5.converters.engines import CountedWork, noted_work
+from zb_hdf5.converters.engines import CountedWork, work_noted_in
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.resolution import resolved
 
@@ -115,14 +115,14 @@ def test_progress_reaches_its_end_when_the_last_shard_is_on_the_disk(tmp_path):
 def test_a_process_that_waits_for_another_sees_its_progress_by_a_note(tmp_path):
     note, seen = tmp_path / "note", []
     work = CountedWork(900, seen.append, note)
-    assert noted_work(note) == 0
+    assert work_noted_in(note) == 0
     while not note.exists():
         work.reach(1 / 3)
-    assert noted_work(note) == 300
+    assert work_noted_in(note) == 300
     work.reach(1.0)
     assert sum(seen) == 900
     note.write_text("")  # it is being written
-    assert noted_work(note) == 0
+    assert work_noted_in(note) == 0
 
 
 # --- names and settings ------------------------------------------------------------------------------------------
@@ -180,7 +180,11 @@ def test_settings_have_a_value_for_each_option_that_has_a_default(tokens, tmp_pa
     assert (settings.input.vocab_size, settings.target.dtype) == (0, "auto")
     assert (settings.work.memory, settings.work.shuffle_method, settings.bound_bytes) == (2 << 30, "auto", None)
     assert (settings.work.shard_range, settings.work.resume, settings.work.executor) == (WHOLE, False, "local")
-    assert (settings.target.is_one_file, settings.target.codec, settings.target.is_cut) == (False, "none", False)
+    assert (settings.target.is_one_file, settings.target.codec, settings.target.has_requested_shards) == (
+        False,
+        "none",
+        False,
+    )
     assert resolved(Conversion(tokens, "hdf5", tmp_path / "out.h5"))[0].target.is_one_file
 
 

@@ -35,7 +35,7 @@ from zb_hdf5.converters.journal import journal_name
 from zb_hdf5.converters.packed_source import PackedSource
 from zb_hdf5.converters.packing import BUFFER_DOCUMENTS, PACKINGS, best_fit, concat, pad
 from zb_hdf5.converters.resolution import resolved
-from zb_hdf5.converters.routes import Route
+from zb_hdf5.converters.routes import ShardDocuments
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.files.publishing import partial_path
@@ -477,13 +477,13 @@ def test_a_parquet_file_without_row_groups_has_no_documents(tmp_path, how):
 
 def tokenized(monkeypatch):
     """Return a list that grows with each file of tokens that is made."""
-    real, routes = Route.read, []
+    real, routes = ShardDocuments.read, []
 
     def read(route, *rest):
         routes.append(route)
         yield from real(route, *rest)
 
-    monkeypatch.setattr(Route, "read", read)
+    monkeypatch.setattr(ShardDocuments, "read", read)
     return routes
 
 

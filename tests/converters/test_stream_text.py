@@ -27,7 +27,7 @@ from zb_hdf5.converters.document_plan import plan_of_documents
 from zb_hdf5.converters.engines import open_engine
 from zb_hdf5.converters.merge import merge_parts
 from zb_hdf5.converters.resolution import resolved
-from zb_hdf5.converters.routes import TRAIN, VAL, Route, route
+from zb_hdf5.converters.routes import TRAIN, VAL, ShardDocuments, assign_documents
 from zb_hdf5.converters.run import plan
 from zb_hdf5.converters.run import run as run_one
 from zb_hdf5.converters.text_source import Recipe, TextSource
@@ -125,8 +125,8 @@ def test_finished_shards_are_kept(num_tasks, damage, tmp_path, files, monkeypatc
             data = path.read_bytes()
             path.write_bytes(data.replace(b"\x00\x01", b"\x01\x01", 1) if damage == "token" else data + b"junk")
     done = []
-    real = Route.read
-    monkeypatch.setattr(Route, "read", lambda route, *rest: (done.append(route), real(route, *rest))[1])
+    real = ShardDocuments.read
+    monkeypatch.setattr(ShardDocuments, "read", lambda route, *rest: (done.append(route), real(route, *rest))[1])
     source, shown = TextSource(files, "jsonl", BYTES), Recorded()
     conversion = Conversion(source, "stream", tmp_path / "out", shards=4, resume=True, workers=1)
     again = run_one(conversion, shown)
@@ -171,7 +171,7 @@ def test_held_out_documents_do_not_depend_on_the_shards(tmp_path, files, texts, 
     files = open_documents([tmp_path / "corpus"])
 
     def routed(num_shards=None, seed=7):
-        return route(TextSource(files, "jsonl", BYTES), num_shards, val_fraction=0.2, seed=seed)
+        return assign_documents(TextSource(files, "jsonl", BYTES), num_shards, val_fraction=0.2, seed=seed)
 
     *train, val = routed(num_shards)
     assert ([plan.split for plan in train], val.split) == ([TRAIN] * num_shards, VAL)
@@ -206,12 +206,14 @@ def test_any_number_of_shards_has_all_documents_in_order(files, texts, num_shard
         file.write('bad\n\n{"text": ""}\n')
     files = open_documents([each.path for each in files])
     source = TextSource(files, "jsonl", BYTES)
-    routes = route(source, num_shards, val_fraction=val_fraction, seed=3)
+    routes = assign_documents(source, num_shards, val_fraction=val_fraction, seed=3)
     train = routes[:num_shards]
     parts = [encode(files, each) for each in train]
     found = [document for documents, _ in parts for document in documents]
     whole = [
-        document for each in route(source, val_fraction=val_fraction, seed=3) for document in encode(files, each)[0]
+        document
+        for each in assign_documents(source, val_fraction=val_fraction, seed=3)
+        for document in encode(files, each)[0]
     ]
     num_train = len(found)
     assert found == whole[:num_train]
@@ -247,25 +249,29 @@ def test_shards_of_several_files_have_all_documents_in_order(tmp_path):
     for number in range(12):
         (tmp_path / ("train" if number < 9 else "val") / f"{number:02}.txt").write_text(str(number))
     source = TextSource(open_documents([tmp_path]), "text", BYTES)
-    files = [[group.file_number for group in each.groups] for each in route(source, most=5)]
+    files = [[group.file_number for group in each.groups] for each in assign_documents(source, most=5)]
     assert (len(files), [*chain(*files)]) == (5, [*range(12)])
-    held_out = route(source, most=5, val_last_shard=True)
+    held_out = assign_documents(source, most=5, val_last_shard=True)
     assert [(len(each.groups), each.split) for each in held_out[-2:]] == [(len(held_out[-2].groups), TRAIN), (1, VAL)]
     assert len(held_out) == 5
     source.splits = [TRAIN] * 9 + [VAL] * 3
-    assert Counter(each.split for each in route(source, most=4)) == {TRAIN: 3, VAL: 1}
-    assert Counter(each.split for each in route(source, most=12)) == {TRAIN: 9, VAL: 3}
+    assert Counter(each.split for each in assign_documents(source, most=4)) == {TRAIN: 3, VAL: 1}
+    assert Counter(each.split for each in assign_documents(source, most=12)) == {TRAIN: 9, VAL: 3}
 
 
 def test_routing_errors(files):
     source, groups = TextSource(files, "jsonl", BYTES), sum(file.num_row_groups for file in files)
     message = "each of 151 shards needs a document of its own, found 150 documents"
     with pytest.raises(ConvertError, match=f"^{re.escape(str(source.paths[0]))}: {message}"):
-        route(source, 151)
-    assert [len(plan.groups) for plan in route(source, groups)] == [1] * groups
-    is_refused(ArgumentError, lambda: route(source, val_fraction=1), match="must be at least 0 and below 1, found 1")
-    is_refused(ArgumentError, lambda: route(source, val_fraction=0.1, val_last_shard=True), match="not both")
-    is_refused(ConvertError, lambda: route(source, 1, val_last_shard=True), match="leaves nothing to train on")
+        assign_documents(source, 151)
+    assert [len(plan.groups) for plan in assign_documents(source, groups)] == [1] * groups
+    is_refused(
+        ArgumentError, lambda: assign_documents(source, val_fraction=1), match="must be at least 0 and below 1, found 1"
+    )
+    is_refused(ArgumentError, lambda: assign_documents(source, val_fraction=0.1, val_last_shard=True), match="not both")
+    is_refused(
+        ConvertError, lambda: assign_documents(source, 1, val_last_shard=True), match="leaves nothing to train on"
+    )
 
 
 # --- streams of .npy files ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 from zb_hdf5 import ArgumentError, FormatError, IncompleteError
 from zb_hdf5.files.paths import regular, require_bytes
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.npy import NpyWriter
 from zb_hdf5.store.format_list import FORMATS
@@ -45,7 +45,7 @@ class TokFormat(FlatFormat):
 
     def facts(self, look):
         num_tokens = read_tok_header(look.path)
-        return FlatTokens(look.path, num_tokens, np.dtype("<u2"), HEADER.size, identity=look.identity)
+        return FlatFacts(look.path, num_tokens, np.dtype("<u2"), HEADER.size, identity=look.identity)
 
     def count(self, look):
         return self.facts(look).num_tokens, ".tok files hold no digests"

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from itertools import chain, islice
 from pathlib import Path
 
 import h5py
@@ -174,7 +175,7 @@ def test_a_lone_file_of_another_program_resumes_with_batches_of_another_size(tmp
 def test_the_names_that_a_corpus_has_replaced_are_gone():
     """A path is asked once: nothing in the package says again what a reader of one kind of path was."""
     gone = ("StoreReader", "CutReader", "RecordReader", "WindowReader", "TokenStream", "HDF5Reader", "BatchReader")
-    gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice")
+    gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice", "SourceKind", "class Choice", "def look")
     text = "\n".join(path.read_text() for path in Path(zb_hdf5.__file__).parent.rglob("*.py"))
     assert not [name for name in gone if re.search(rf"\b{name}\b", text)]
 
@@ -219,6 +220,28 @@ def test_windows_that_overlap_resume_exactly_and_are_counted(stream):
         records = batches.num_records
     found = report_of(zb, "info", stream, "--batch-size", 2, "--seq-len", 6, "--stride", 2)
     assert found["epoch"]["records"] == records == (len(IDS) - 4) // 2
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records", ("block", 4), "sequential"])
+def test_windows_that_overlap_go_on_in_every_order_on_another_number_of_ranks(shuffle, tmp_path):
+    np.save(tmp_path / "flat.npy", np.arange(1, 801, dtype=np.uint16))
+    with open_corpus(tmp_path / "flat.npy") as corpus:
+
+        def first_tokens(size, rank, world_size, state=None, count=None):
+            how = {"shuffle": shuffle, "targets": True, "rank": rank, "world_size": world_size}
+            with Loader(corpus.batches(size, seq_len=40, stride=30), **how) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                found = [x[:, 0].tolist() for x, _ in islice(loader, count)]
+                return found, loader.state_dict()
+
+        whole = [*chain(*first_tokens(3, 0, 1)[0])]
+        begun, state = first_tokens(3, 0, 1, count=4)
+        ranks = [first_tokens(1, rank, 3, state)[0] for rank in range(3)]
+    rest = [each for step in zip(*ranks, strict=True) for one in step for each in one]
+    assert len(rest) == 12
+    assert [*chain(*begun), *rest] == whole
+    assert (sorted(whole) == whole) == (shuffle == "sequential")
 
 
 def test_documents_are_a_source_of_grain(stream):

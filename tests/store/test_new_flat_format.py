@@ -7,7 +7,7 @@ from contract import random_tokens
 
 from zb_hdf5 import Loader, errors, open_corpus, open_reader
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.store.format_list import FORMATS
 
@@ -21,7 +21,7 @@ class BareFiles(FlatFormat):
         return True
 
     def facts(self, look):
-        return FlatTokens(look.path, look.num_bytes // 2, np.dtype("<u2"), identity=look.identity)
+        return FlatFacts(look.path, look.num_bytes // 2, np.dtype("<u2"), identity=look.identity)
 
 
 ROW = FormatRow(

@@ -66,6 +66,6 @@ ROW = FormatRow(
     noun=".lines files of ids",
     suffixes=(".lines",),
     place=f"{__name__}:Lines",
-    has_documents=True,
+    is_of_rows=True,
     options=("vocab_size",),
 )

@@ -128,7 +128,7 @@ def test_a_chunk_that_was_cut_short_is_refused(tmp_path, monkeypatch):
 #: A package that fails where it is asked, and the words of its note.
 FORMAT = """
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 import numpy as np
 class Odd(FlatFormat):
@@ -186,7 +186,7 @@ def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeyp
 
 
 COUNTED_LATER = """from zb_hdf5.spec import NOT_COUNTED
-        return FlatTokens(look.path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
+        return FlatFacts(look.path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
     def document_offsets(self, found):
         return np.array([0, 20, 50], np.uint64)"""
 
@@ -267,7 +267,7 @@ class WordFiles(RowsFormat):
         return True
     def documents(self, paths):
         return Words(paths)
-ROW = FormatRow(noun="words", suffixes=(".words",), place=__name__ + ":WordFiles", has_documents=True)
+ROW = FormatRow(noun="words", suffixes=(".words",), place=__name__ + ":WordFiles", is_of_rows=True)
 """
 
 

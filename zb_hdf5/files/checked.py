@@ -176,7 +176,7 @@ class Crc32Rows:
             self._rows = self._read(*others)
         return self._rows
 
-    def look_up(self) -> Callable[[int], int]:
+    def crc32_lookup(self) -> Callable[[int], int]:
         """Return a function from the number of a unit to its crc32."""
         return (self.all() if self._rows is None else self._rows).item
 
@@ -257,7 +257,7 @@ class Checked(Wrapper, UnitTokens):
         self._strict = strict
         file = tokens.resolve()
         if file is not None and file.unit == self.unit:
-            file.look_up = rows.look_up
+            file.crc32_lookup = rows.crc32_lookup
 
     def read(self, runs: Iterable[TokenRun]) -> None:
         runs = list(runs)
@@ -326,7 +326,7 @@ class Checked(Wrapper, UnitTokens):
                 self._compare_one(number, crc32)
 
     def _compare_one(self, number: int, found: int) -> None:
-        expected = self.rows.look_up()(number)
+        expected = self.rows.crc32_lookup()(number)
         if found != expected:
             raise ChecksumError(
                 f"{self._path}: {self._noun} {number:,}: expected crc32 {expected:08x}, found {found:08x}",

@@ -610,7 +610,7 @@ def put_object(url: str, content: Path | bytes, *, instead_of: Version | Ellipsi
 
 
 def delete_objects(url: str, names: Sequence[str]) -> None:
-    """Delete objects of a folder, as far as they are there."""
+    """Delete those objects of a folder that exist."""
     target = RemoteObject(f"{url}/*")
     if names:
         target._patiently("to delete objects", lambda folder: folder.library.delete(folder.store, list(names)))

@@ -299,7 +299,7 @@ class LocalFile:
             self._maps = network_file_system(self.fd) is None
         return self._maps
 
-    def look(self) -> Look:
+    def begin_look(self) -> Look:
         """Return a look at the file by a copy of its descriptor, for others who read it: it is not opened again."""
         return Look(self.path, os.dup(self.fd))
 

@@ -36,7 +36,7 @@ _Job: TypeAlias = "tuple[SignalSafeFuture[Any], Callable[..., Any], tuple[Any, .
 
 
 class WorkCancelled(BaseException):
-    """Nobody wants the result of this work any more. It ends the work in its own thread, and no caller sees it."""
+    """Raised inside a thread when the result of its work is no longer needed; no caller sees it."""
 
 
 class _Here(threading.local):

@@ -25,7 +25,7 @@ from zb_hdf5.spec import TokenArray, signed
 #: A position, and the 1-D array that the tokens from there on fill.
 TokenRun: TypeAlias = tuple[int, TokenArray]
 #: A file: a view of all units (None: it is not mapped), their crc32 by number, the descriptor and the size.
-AtHand: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
+UnitAccess: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
 #: A run of so many bytes that is in memory is copied from the mapping.
 LARGE_RUN_BYTES: Final = 1 << 20
 #: Tokens that are looked for ahead of their reads, at most.
@@ -283,17 +283,17 @@ class FileTokens(Tokens):
 
     __slots__ = (
         "__weakref__",
-        "_at_hand",
         "_flat",
         "_is_part",
         "_read_before",
         "_residency",
+        "_unit_access",
         "_views",
         "access",
+        "crc32_lookup",
         "dtype",
         "extents",
         "file",
-        "look_up",
         "name",
         "num_tokens",
         "unit",
@@ -311,10 +311,10 @@ class FileTokens(Tokens):
         self.access = file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
         #: Returns a function from the number of a unit to its crc32; None: it has none, or nobody compares it.
-        self.look_up: Callable[[], Callable[[int], int]] | None = None
+        self.crc32_lookup: Callable[[], Callable[[int], int]] | None = None
         #: Views of the units, read-only and private; None: not mapped yet.
         self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (None, None)
-        self._at_hand: AtHand | None = None
+        self._unit_access: UnitAccess | None = None
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
         self._residency: Residency | None = None
@@ -449,7 +449,7 @@ class FileTokens(Tokens):
             for base, stride, num_units in self.extents.runs
         ]
 
-    def at_hand(self, private: bool) -> AtHand:
+    def unit_access(self, private: bool) -> UnitAccess:
         """Return view, crc32 look-up, descriptor and size, for reads of units; the file's size is asked for again.
 
         The file has one run. They are one tuple for each file: with thousands of files, each further object would be
@@ -460,7 +460,7 @@ class FileTokens(Tokens):
         private
             As for `units`. Such views are not compared: they have no look-up.
         """
-        found = self._at_hand
+        found = self._unit_access
         if found is not None and not private:
             _, _, fd, size = found
             if os.lseek(fd, 0, os.SEEK_END) < size:
@@ -468,11 +468,11 @@ class FileTokens(Tokens):
             return found
         views = self.units(private)
         view = views[0] if views else None
-        crc32 = None if private or self.look_up is None else self.look_up()
+        crc32 = None if private or self.crc32_lookup is None else self.crc32_lookup()
         size = 0 if isinstance(self.file, RemoteObject) else self.file.size
         found = (view, crc32, self.file.fd, size)
         if not private and self.wait is not Wait.FAR:
-            self._at_hand = found
+            self._unit_access = found
         return found
 
     def flat(self) -> TokenArray | None:
@@ -547,7 +547,7 @@ class FileTokens(Tokens):
     def close(self) -> None:
         self._views = (None, None)
         self._flat = None
-        self._at_hand = None
+        self._unit_access = None
         self.file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -433,7 +433,10 @@ class Corpus:
                 if size < 1:
                     raise ArgumentError(f"{self.path}: {name} must be at least 1, found {size}", options=[name])
             if stride is not None and not 1 <= stride <= seq_len:
-                raise ArgumentError(f"{self.path}: stride must be 1 to {seq_len:,}, as a record has, found {stride}")
+                raise ArgumentError(
+                    f"{self.path}: stride must be 1 to {seq_len:,}, as a record has, found {stride}: between records "
+                    "no tokens are left out"
+                )
             return Windows(batch_size, seq_len, seq_len if stride is None else stride)
         asked = {"batch_size": batch_size, "seq_len": seq_len, "stride": stride}
         if self.joins_records and batch_size is not None:

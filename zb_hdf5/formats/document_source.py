@@ -165,7 +165,7 @@ class DocumentSource(Protocol):
     max_token
         The largest id of all; None: known when they are read.
     left_out
-        The words for all that its files have and it does not give; "": it gives everything.
+        The content of its files that it leaves out, in words; "": none.
     max_dropped
         The share of the rows that may be dropped.
     has_shards

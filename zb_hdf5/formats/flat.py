@@ -30,7 +30,7 @@ from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.corpus import Corpus
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
 
@@ -132,7 +132,7 @@ class FlatFormat(Format, ABC):
     Attributes
     ----------
     sign
-        The content by which its files are recognised, for the message that a file is none of them; "": there is none.
+        The content by which its files are recognised, for messages; "": the format has no signature.
     holds_records
         Whether its files may hold records, as `facts` has found it.
     documents_suffix
@@ -188,7 +188,7 @@ class FlatFormat(Format, ABC):
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
 
-    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
+    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatFacts, ...]:
         """Return the facts of each file at a path. Raises as `facts`."""
         return tuple(map(self.facts, look.each(files)))
 
@@ -206,7 +206,7 @@ class FlatFormat(Format, ABC):
         return []
 
     @abstractmethod
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         """Return the facts of a file, from its headers and sizes alone.
 
         Raises
@@ -225,7 +225,7 @@ class FlatFormat(Format, ABC):
         """Return the file of the values of a field, which `facts` has found: for each id, one after the other."""
         raise NotImplementedError
 
-    def facts_without_header(self, look: Look) -> FlatTokens:
+    def facts_without_header(self, look: Look) -> FlatFacts:
         """Return the facts of a file that has ids and nothing else, from its size. Raises as `facts`.
 
         Raises
@@ -253,14 +253,14 @@ class FlatFormat(Format, ABC):
                 f"{num_bytes:,}: it was cut short, or source_dtype or skip_bytes is another one"
             )
         count = num_bytes // dtype.itemsize
-        return FlatTokens(path, count, dtype, skip_bytes, identity=look.identity)
+        return FlatFacts(path, count, dtype, skip_bytes, identity=look.identity)
 
-    def num_documents(self, found: FlatTokens) -> int:
+    def num_documents(self, found: FlatFacts) -> int:
         """Return the number of documents of a file, which `facts` may leave uncounted. Raises as `document_offsets`."""
         known = found.num_documents
         return len(self.document_offsets(found)) - 1 if known is None or known == NOT_COUNTED else known
 
-    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+    def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         """Return where each document of a file begins and the last one ends, shape (D + 1,), checked.
 
         Raises
@@ -272,7 +272,7 @@ class FlatFormat(Format, ABC):
 
     def open(
         self,
-        found: FlatTokens,
+        found: FlatFacts,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
@@ -305,7 +305,7 @@ class FlatFormat(Format, ABC):
         tokens = _open_run(path, found.dtype, found.num_tokens, access, known, found.byte_offset)
         return FlatCorpus(path, meta, tokens, digest)
 
-    def _open_field(self, found: FlatTokens, meta: StoreMeta, access: str, identity: Identity | None) -> FlatCorpus:
+    def _open_field(self, found: FlatFacts, meta: StoreMeta, access: str, identity: Identity | None) -> FlatCorpus:
         """Open the values of a field, of which no digests are made."""
         field = meta.field
         if field is None or field not in found.fields:

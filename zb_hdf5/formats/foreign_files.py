@@ -14,7 +14,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.format_row import FormatRow
@@ -57,8 +57,8 @@ class ForeignFiles(FlatFormat):
         except FormatError:
             return not look.path.name.startswith(SHARD_PREFIX)
 
-    def facts(self, look: Look) -> FlatTokens:
-        return FlatTokens.of(find_foreign_column(look.path, self.read_as))
+    def facts(self, look: Look) -> FlatFacts:
+        return FlatFacts.of(find_foreign_column(look.path, self.read_as))
 
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         found = super().recognise(look, backend, split)
@@ -71,7 +71,7 @@ class ForeignFiles(FlatFormat):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
 
-    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatTokens, ...]:
+    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatFacts, ...]:
         """Return the facts of each file at a path, by the dataset of the first one. Raises as `find_foreign_column`.
 
         Raises
@@ -85,11 +85,11 @@ class ForeignFiles(FlatFormat):
         for file in files[1:]:
             columns.append(find_foreign_column(file, read_as))
             _require_alike(first, columns[-1])
-        return tuple(map(FlatTokens.of, columns))
+        return tuple(map(FlatFacts.of, columns))
 
     def open(
         self,
-        found: FlatTokens,
+        found: FlatFacts,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,

@@ -14,7 +14,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, train_first
 from zb_hdf5.files.paths import Identity, RemotePath
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
@@ -31,7 +31,7 @@ NOT_IN_PLACE: Final = ""
 
 @dataclass(frozen=True)
 class Found:
-    """A path as one look at it has found it, and how it is read. `found_at` makes it.
+    """The findings of one look at a path, and how it is read. `found_at` makes it.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Found:
     backend: str
     layout: str
     files: tuple[Path, ...] = ()
-    facts: tuple[FlatTokens, ...] = ()
+    facts: tuple[FlatFacts, ...] = ()
     splits: tuple[str, ...] = ()
     column: Column | None = None
     access: str = "auto"
@@ -111,7 +111,7 @@ class Found:
         return listed(self.path, *sorted(endings)).left_out if endings else ()
 
     @property
-    def known(self) -> Mapping[int, Column | FlatTokens]:
+    def known(self) -> Mapping[int, Column | FlatFacts]:
         """The facts of the files that the look has opened, by the numbers of the files."""
         if self.read_as.digests is not None:
             return {}  # the first read proves each file
@@ -214,7 +214,7 @@ class Format:
         identity
             The identity that the file had before; another file of this name is refused. None: any file.
         column
-            The column of an HDF5 file as a look has found it; None: look now.
+            The column that a look has found in an HDF5 file; None: look now.
         look
             The look at the file, whose open descriptor is taken; None: the file is opened.
         """

@@ -39,8 +39,8 @@ class FormatRow:
         "module:Class" of its writer: of documents, or of batches where it `takes_batches`; "": it is not written.
     is_flat
         Whether the class is a `FlatFormat`: read in place, and its documents are a source without more code.
-    has_documents
-        Whether the class has documents that are read once, in order, for a conversion.
+    is_of_rows
+        Whether the class is a `RowsFormat`: documents in rows, which are read once, in order, for a conversion.
     options
         The options of a conversion that such documents take: names of those for rows of ids.
     lacks_header
@@ -90,7 +90,7 @@ class FormatRow:
     place: str = ""
     writer: str = ""
     is_flat: bool = False
-    has_documents: bool = False
+    is_of_rows: bool = False
     options: tuple[str, ...] = ()
     lacks_header: bool = False
     read_by: str = ""

@@ -138,7 +138,7 @@ class HDF5Corpus(Corpus):
         column = self._column.fields.get(name)
         field = "" if column is not None else name
         file = self.tokens.file
-        with file.look() if isinstance(file, LocalFile) else nullcontext() as look:
+        with file.begin_look() if isinstance(file, LocalFile) else nullcontext() as look:
             return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column, look=look)
 
     @property

@@ -372,7 +372,7 @@ class HDF5Writer(TokenWriter):
     def _write_chunks(self, first: int, tokens: npt.NDArray[Any], fields: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write whole chunks: through HDF5 if they are compressed or of a field, else all neighbours at once.
 
-        HDF5 would write plain chunks one by one, and hold the interpreter lock meanwhile; it keeps no sizes of them.
+        HDF5 would write plain chunks one by one, and hold the interpreter lock meanwhile; their sizes are not stored.
         """
         with self._hdf5():
             for name, values in fields.items():

@@ -1,4 +1,4 @@
-"""The look into an HDF5 file that finds a column: batches, a stream, a field, or a dataset of another program."""
+"""Finds the tokens inside an HDF5 file: batches, a stream, a field, or a dataset of another program."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class BatchCorpus(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class FoundBatches(Found):
-    """A lone `.batch` file of this machine as a look has found it.
+    """A lone `.batch` file of this machine that a look has found.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ from zb_hdf5.files.ranges import Run
 from zb_hdf5.files.signatures import NPY_MAGIC, signature_of
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import BATCHES, TokenArray
 
 NPY_MISSING: Final = ".npy files hold no digests"
@@ -119,11 +119,11 @@ class NpyArrays(FlatFormat):
     def fits(self, look: Look) -> bool:
         return look.start.startswith(NPY_MAGIC)
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         path = look.path
         shape, fortran, dtype, byte_offset = npy_header(look)
         if len(shape) == 1 and dtype.kind in "iu":  # a folder has thousands of them
-            return FlatTokens(path, shape[0], dtype, byte_offset, identity=look.identity)
+            return FlatFacts(path, shape[0], dtype, byte_offset, identity=look.identity)
         if refusal := refusal_of(shape, fortran, dtype):
             line = ""
             if fortran and dtype.kind in "iu" and len(shape) == 2:
@@ -132,7 +132,7 @@ class NpyArrays(FlatFormat):
             raise FormatError(f"{path}: {refusal}{line}")
         record_tokens = shape[1] if len(shape) == 2 else None
         count = math.prod(shape)
-        return FlatTokens(path, count, dtype, byte_offset, record_tokens=record_tokens, identity=look.identity)
+        return FlatFacts(path, count, dtype, byte_offset, record_tokens=record_tokens, identity=look.identity)
 
     def count(self, look: Look) -> tuple[int, str]:
         shape, fortran, dtype, _ = npy_header(look)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 #: Batches read ahead are at least so many requests.
-FAR_PARTS: Final = 16
+MIN_REQUESTS: Final = 16
 #: Batches read ahead are at least so many turns of all threads.
-FAR_TURNS: Final = 8
+MIN_REQUEST_ROUNDS: Final = 8
 
 
 def _parts(numbers: Iterable[int], least: int, most: int) -> Iterator[list[int]]:
@@ -72,8 +72,8 @@ class FarBatches:
         start = first * self._batches.meta.batch_tokens
         tokens.open_file(bisect_right(tokens.starts, start) - 1, start)  # and time an answer
         threads = reads_at_once(os.fspath(self._batches.path))
-        least = max(1, depth // FAR_TURNS // threads)
-        most = max(1, depth // FAR_PARTS)
+        least = max(1, depth // MIN_REQUEST_ROUNDS // threads)
+        most = max(1, depth // MIN_REQUESTS)
         parts = _parts(chain([first], numbers), least, most)
         for part, found in read_ahead(self._read_part, parts, depth, threads=threads, size=len):
             yield from map(self._read, part) if found is None else found

@@ -280,7 +280,7 @@ class EpochLoader(TokenLoader[BatchT]):
     #: A state of the first version was taken in this epoch: its order holds up to the end of it.
     _first_version_epoch: int
     _counts = "records"
-    #: The warning of an epoch that is read again was given.
+    #: Whether the warning of a repeated epoch has been given.
     _warned = False
 
     def _begin_pass(self) -> None:

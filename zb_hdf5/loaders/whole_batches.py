@@ -207,8 +207,8 @@ class WholeBatches:
         plain = place.plain
         batch = None if plain is None else self._filled(plain, place.within)
         # after the read: its crc32 may be mapped, and a file that was cut short gives no batch
-        look_up = None if batch is None or plain is None else plain.look_up
-        return self.compared(number, batch, None if look_up is None else look_up()(place.within))
+        crc32_lookup = None if batch is None or plain is None else plain.crc32_lookup
+        return self.compared(number, batch, None if crc32_lookup is None else crc32_lookup()(place.within))
 
     def crc32_at(self, place: BatchPlace) -> int | None:
         """Return the stored crc32 of a batch; None if it is not compared.
@@ -216,17 +216,17 @@ class WholeBatches:
         Raises `IncompleteError` if the file has become shorter: its crc32 may be mapped.
         """
         plain = place.plain
-        if plain is None or plain.look_up is None or not isinstance(plain.file, LocalFile):
+        if plain is None or plain.crc32_lookup is None or not isinstance(plain.file, LocalFile):
             return None
         plain.file.require_whole()
-        return plain.look_up()(place.within)
+        return plain.crc32_lookup()(place.within)
 
     def _meet(self, file: int, number: int) -> OpenFile:
         """Open the file of a batch that is about to be read, and ask for its size."""
         plain = self._plain(file, number * self._unit)
         if plain is None:
             return None, None, None
-        views, crc32, _, _ = plain.at_hand(self.gives_views)
+        views, crc32, _, _ = plain.unit_access(self.gives_views)
         if views is None:
             return None, crc32, None if self.gives_views else plain
         return views.reshape(-1, *self.shape).view(self.stored), crc32, None

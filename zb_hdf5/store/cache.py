@@ -134,7 +134,7 @@ class CachedColumn:
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
 
-    def look_up(self) -> Callable[[int], int]:
+    def crc32_lookup(self) -> Callable[[int], int]:
         """Return a function from a unit to its crc32, -1 where it is absent; it reads many marks at once, now."""
         if self._num_units > MARKS_AT_ONCE:
             return self.__getitem__
@@ -445,7 +445,7 @@ class Cached(Wrapper):
             return None
         rows = self.column.rows
         file = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
-        file.look_up = self.column.look_up
+        file.crc32_lookup = self.column.crc32_lookup
         return file
 
     @property

@@ -20,7 +20,7 @@ from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.flat import FlatDigest, FlatFormat, documents_sha256
-from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
+from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
     CRC32_DIGITS,
@@ -93,7 +93,7 @@ class Digests:
         """Digest over the sha256 of the files, in order."""
         return combine_sha256(digest.sha256 for digest in self.files.values())
 
-    def require(self, found: FlatTokens, name: str) -> FlatDigest:
+    def require(self, found: FlatFacts, name: str) -> FlatDigest:
         """Return the digests of a file.
 
         Parameters
@@ -127,7 +127,7 @@ class Digests:
                 )
         return digest
 
-    def require_all(self, path: Path, backend: str, found: Iterable[FlatTokens]) -> dict[str, FlatDigest]:
+    def require_all(self, path: Path, backend: str, found: Iterable[FlatFacts]) -> dict[str, FlatDigest]:
         """Return the digests of all files at a path, by `name_below`. Raises as `require`, and if a file is missing."""
         self.require_format(backend)
         names = [(name_below(path, each.path), each) for each in found]
@@ -388,7 +388,7 @@ def _refuse_other_file(path: Path) -> None:
         raise ConvertError(f"{path}: is not a file of digests; remove it yourself, or choose another output")
 
 
-def _digest_of(flat: FlatFormat, progress: Count, found: FlatTokens) -> FlatDigest:
+def _digest_of(flat: FlatFormat, progress: Count, found: FlatFacts) -> FlatDigest:
     """Read a file, and return its digests."""
     path = found.path
     sha256 = hashlib.sha256()

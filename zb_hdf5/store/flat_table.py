@@ -8,7 +8,7 @@ import numpy as np
 
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.formats.flat import FlatDigest
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_SHA256, NOT_COUNTED, NOT_KNOWN
 from zb_hdf5.store.shard_table import ShardTable
 
@@ -16,7 +16,7 @@ from zb_hdf5.store.shard_table import ShardTable
 def flat_table(
     backend: str,
     names: list[str],
-    found: Sequence[FlatTokens],
+    found: Sequence[FlatFacts],
     splits: list[str],
     digests: Mapping[str, FlatDigest],
 ) -> ShardTable:
@@ -37,7 +37,7 @@ def flat_table(
     )
 
 
-def _documents_of(found: FlatTokens) -> int:
+def _documents_of(found: FlatFacts) -> int:
     """Return the number of documents of a file; `NOT_KNOWN`, or `NOT_COUNTED` where each would be read for it."""
     if found.num_documents is not None:
         return found.num_documents

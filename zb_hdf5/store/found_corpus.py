@@ -20,7 +20,7 @@ from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus, FieldSource
 from zb_hdf5.formats.flat import FlatDigest
-from zb_hdf5.formats.flat_tokens import FlatTokens, require_alike
+from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import ReadAs
@@ -105,7 +105,7 @@ def _over(
 
 def _newer_files(
     path: Path, access: str, verify: str, read_as: ReadAs, split: str | None
-) -> tuple[ShardIndex, Mapping[int, Column | FlatTokens]]:
+) -> tuple[ShardIndex, Mapping[int, Column | FlatFacts]]:
     """Look at the path of a stream again; return the index of its files, and the facts of those that are open."""
     now = found_at(path, access=access, verify=verify, read_as=read_as, split=split)
     index = stream_index(now)
@@ -249,7 +249,7 @@ def _digests_of(found: Found, made: Digests, names: Sequence[str]) -> dict[str, 
     return {name: known[name_below(found.path, each.path)] for name, each in zip(names, found.facts, strict=True)}
 
 
-def _meta_of_ids(facts: Sequence[FlatTokens]) -> StoreMeta:
+def _meta_of_ids(facts: Sequence[FlatFacts]) -> StoreMeta:
     """Return the stream of files of ids, of the smallest dtype that holds those of all files."""
     require_alike(facts)
     dtype = fitting_dtype((each.dtype for each in facts), vocab_size=0)

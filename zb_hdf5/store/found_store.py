@@ -1,4 +1,4 @@
-"""A store as a look has found it: its `shards.json`, or that of one of the stores for each format in a folder."""
+"""A store that a look has found: its `shards.json`, or that of one of the stores for each format in a folder."""
 
 from __future__ import annotations
 

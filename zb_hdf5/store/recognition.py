@@ -41,7 +41,7 @@ def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
     backend
         The format that is asked for, or "auto": a folder may be said to have files of a format.
     """
-    if row.is_flat or row.has_documents:
+    if row.is_flat or row.is_of_rows:
         is_asked_for = row.is_flat and backend == row.name and look.is_dir
         return is_asked_for or _has_suffix(look, row.suffixes)
     if not look.is_dir:
@@ -144,7 +144,7 @@ class FilesInPlace(NamedTuple):
 def formats_at(look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto") -> Iterator[Format]:
     """Yield our formats that are read in place and that a path may be of, in the order in which they are asked."""
     for row in FORMATS.values():
-        if not row.has_documents and may_hold(row, look, backend):
+        if not row.is_of_rows and may_hold(row, look, backend):
             yield load_format(row, read_as)
 
 
@@ -320,7 +320,7 @@ def source_name_of(look: Look) -> str:
 
 def _has_documents(row: FormatRow, look: Look) -> bool:
     """Return whether a path is of a format whose documents are read once."""
-    return row.has_documents and may_hold(row, look) and load_format(row).fits(look)
+    return row.is_of_rows and may_hold(row, look) and load_format(row).fits(look)
 
 
 def installed_name_of(look: Look, notes: list[str]) -> str:

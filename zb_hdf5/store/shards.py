@@ -35,7 +35,7 @@ from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
@@ -89,7 +89,7 @@ class Sharded(Tokens):
         access: str,
         verify: str,
         read_as: ReadAs = AS_STORED,
-        found: Mapping[int, Column | FlatTokens] | None = None,
+        found: Mapping[int, Column | FlatFacts] | None = None,
         beside: Sharded | None = None,
     ) -> None:
         self.folder = folder
@@ -115,7 +115,7 @@ class Sharded(Tokens):
         self.number(index.table.values["token_count"].tolist())
         self._reset()
 
-    def reopened(self, index: ShardIndex, found: Mapping[int, Column | FlatTokens]) -> Sharded:
+    def reopened(self, index: ShardIndex, found: Mapping[int, Column | FlatFacts]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
         tokens = Sharded(self.folder, index, self.asked, self._verify, self.read_as, found)
         tokens.name = self.name
@@ -179,16 +179,16 @@ class Sharded(Tokens):
         """Open the first file by the look that has found it, whose descriptor is taken."""
         self._files.open(0, partial(self._open, start=0, look=look))
 
-    def found_of(self, field: str) -> dict[int, Column | FlatTokens]:
+    def found_of(self, field: str) -> dict[int, Column | FlatFacts]:
         """Return the facts of the values of a field, of files that were looked at: one look finds all fields."""
         if not self.found:
             return {}
         # with h5py, which a store with an index does not need
         from zb_hdf5.formats.inspection import column_with_fields
 
-        of_field: dict[int, Column | FlatTokens] = {}
+        of_field: dict[int, Column | FlatFacts] = {}
         for number, each in self.found.items():
-            if isinstance(each, FlatTokens):  # the values lie in a file of their own
+            if isinstance(each, FlatFacts):  # the values lie in a file of their own
                 continue
             known = self.found[number] = column_with_fields(each)
             if field in known.fields:
@@ -422,7 +422,7 @@ class Sharded(Tokens):
         known = None if self._beside is None else self._beside.known.get(number)
         if known is None or not isinstance(known.file, LocalFile) or known.file.path != self.path_of(number):
             return nullcontext()
-        return known.file.look()
+        return known.file.begin_look()
 
     def path_of(self, number: int) -> Path:
         """Return the path of a file."""
@@ -501,7 +501,7 @@ class Sharded(Tokens):
                 self.index.meta,
                 self.asked,
                 identity=identity,
-                column=None if isinstance(column, FlatTokens) else column,
+                column=None if isinstance(column, FlatFacts) else column,
                 look=look,
             )
         with on_failure(file.close):
@@ -522,10 +522,10 @@ class Sharded(Tokens):
             file.check_reads(self._verify)
         return file.tokens
 
-    def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatTokens:
+    def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatFacts:
         """Return the facts of a flat file, which a copy looks for again."""
         found = self.found.get(number)
-        if isinstance(found, FlatTokens):
+        if isinstance(found, FlatFacts):
             return found
         with Look(path) as look:
             return flat.facts(look)

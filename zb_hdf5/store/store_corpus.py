@@ -16,7 +16,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import FilesIn, on_failure
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint, sampled_tokens
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -52,14 +52,15 @@ class ReadOptions(TypedDict):
 class NewerFiles(Protocol):
     """Returns the index of a stream as it is now, and the facts of its files that were looked at."""
 
-    def __call__(self) -> tuple[ShardIndex, Mapping[int, Column | FlatTokens]]: ...
+    def __call__(self) -> tuple[ShardIndex, Mapping[int, Column | FlatFacts]]: ...
 
 
 class StoreCorpus(Corpus):
-    """The tokens of many files, one after the other. See `Corpus`.
+    """The tokens of one file or many, one after the other. See `Corpus`.
 
-    Files are opened when they are first read, and as many of them stay open as the process may have. Records and
-    windows are less than a chunk of their files: `verify="auto"` compares none, and "batch" reads whole chunks.
+    Files are opened when they are first read (the first one now, if the index does not have the places of its tokens),
+    and as many of them stay open as the process may have. Records and windows are less than a chunk of their files:
+    `verify="auto"` compares none, and "batch" reads whole chunks.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ class StoreCorpus(Corpus):
         access: str = "auto",
         verify: str = "auto",
         read_as: ReadAs = AS_STORED,
-        found: Mapping[int, Column | FlatTokens] | None = None,
+        found: Mapping[int, Column | FlatFacts] | None = None,
         records: Windows | None = None,
         newer: NewerFiles | None = None,
         look: Look | None = None,

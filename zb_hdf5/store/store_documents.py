@@ -22,7 +22,7 @@ from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.row_documents import edges_in_stream, pieces_in_stream
 from zb_hdf5.spec import DOCUMENTS_SUFFIX, INDEX_NAME, NO_SHA256, NOT_COUNTED, NOT_KNOWN, pieces_path
 from zb_hdf5.store.format_list import format_without_digests
@@ -170,7 +170,7 @@ class StreamDocuments(RecordDocuments):
         identities: Mapping[int, Identity],
         verify: str,
         access: str,
-        found: Mapping[int, Column | FlatTokens] | None = None,
+        found: Mapping[int, Column | FlatFacts] | None = None,
         positions: Tokens | None = None,
     ) -> None:
         self._path = path
@@ -309,10 +309,10 @@ class StreamDocuments(RecordDocuments):
         """Return the flat format of a file; None: it is of another one."""
         return format_without_digests(self._index.table.values["backend"][number], self._index.read_as)
 
-    def _look(self, flat: FlatFormat, number: int) -> FlatTokens:
+    def _look(self, flat: FlatFormat, number: int) -> FlatFacts:
         """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""
         known = self._found.get(number)
-        if isinstance(known, FlatTokens):
+        if isinstance(known, FlatFacts):
             return known
         with Look(self._folder / self._names[number]) as look:
             found = flat.facts(look)
@@ -350,7 +350,7 @@ class StreamDocuments(RecordDocuments):
         if not values["complete"][0] or values["backend"][0] != "hdf5":
             return ""
         found = self._found.get(0)
-        if found is None or isinstance(found, FlatTokens):
+        if found is None or isinstance(found, FlatFacts):
             from zb_hdf5.documents.document_offsets import table_sha256
 
             return table_sha256(self._path)

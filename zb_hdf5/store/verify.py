@@ -31,7 +31,7 @@ from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import Format
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
@@ -426,7 +426,7 @@ class _Counted:
         self.reach(self._num_bytes // self._token_bytes)
 
     def reach(self, num_tokens: int) -> None:
-        """Have so many tokens done; also those behind a bad one, which nobody looks at any more."""
+        """Count so many tokens as checked, with those that are skipped after a bad one."""
         if num_tokens > self._told:
             self._progress(num_tokens - self._told)
             self._told = num_tokens
@@ -522,7 +522,7 @@ class _Check:
             if not corpus.complete:
                 raise _is_unfinished(corpus.path, report)
 
-    def _flat_file(self, flat: FlatFormat, found: FlatTokens, report: ShardReport, counted: _Counted) -> None:
+    def _flat_file(self, flat: FlatFormat, found: FlatFacts, report: ShardReport, counted: _Counted) -> None:
         """Fill the report of a file of another trainer."""
         report.token_count = found.num_tokens
         flat.num_documents(found)  # which reads them, and refuses those that no reader reads

@@ -18,7 +18,7 @@ from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, TokenArray
 
 LLMC_HEADER_BYTES: Final = 256 * 4
@@ -58,7 +58,7 @@ class BinFiles(FlatFormat):
         magic = int.from_bytes(look.read(MAGIC_BYTES, 0), "little")
         return magic in TOKEN_MAGICS or magic == EVALUATION_MAGIC
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         if self.read_as.lacks_header:
             return self.facts_without_header(look)
         path = look.path
@@ -89,7 +89,7 @@ class BinFiles(FlatFormat):
         end = LLMC_HEADER_BYTES + num_tokens * dtype.itemsize
         if size != end:
             raise IncompleteError(f"{path}: expected {end:,} bytes for {num_tokens:,} ids, found {size:,}")
-        return FlatTokens(path, num_tokens, dtype, LLMC_HEADER_BYTES, identity=look.identity)
+        return FlatFacts(path, num_tokens, dtype, LLMC_HEADER_BYTES, identity=look.identity)
 
 
 class BinWriter(FlatWriter):

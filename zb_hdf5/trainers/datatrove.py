@@ -24,7 +24,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_few_empty, require_mask
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import StoreMeta
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -50,7 +50,7 @@ class Datatrove(FlatFormat):
         """Return whether it ends as nothing else does; `facts` names what is missing."""
         return look.path.name.lower().endswith(self.suffixes[0])
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         path = look.path
         index = f"{path}{INDEX_SUFFIX}"
         name = os.path.basename(index)
@@ -70,7 +70,7 @@ class Datatrove(FlatFormat):
             if size == num_tokens * itemsize:
                 _require_metadata(look, num_tokens, itemsize)
                 fields = _fields_of(path, num_tokens)
-                return FlatTokens(
+                return FlatFacts(
                     path, num_tokens, dtype, num_documents=num_documents, fields=fields, identity=look.identity
                 )
         raise IncompleteError(
@@ -84,7 +84,7 @@ class Datatrove(FlatFormat):
     def beside(self, path: Path) -> list[Path]:
         return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
 
-    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+    def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         index = f"{found.path}{INDEX_SUFFIX}"
         with open(index, "rb", opener=regular) as file:
             ends = np.fromfile(file, "<u8")

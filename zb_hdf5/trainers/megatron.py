@@ -24,7 +24,7 @@ from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat, require_few_empty
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, StoreMeta
 
 VERSION: Final = 1
@@ -178,7 +178,7 @@ class Megatron(FlatFormat):
         except FileNotFoundError:
             return False
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         path = look.path
         index = _index_at(look.of(_index_of(path)), path)
         end = index.end_of_ids()
@@ -194,14 +194,14 @@ class Megatron(FlatFormat):
         num_tokens = end // index.dtype.itemsize
         require_few_empty(index.path, index.num_sequences, "sequences", num_tokens)
         require_few_empty(index.path, index.num_edges - 1, "documents", num_tokens)
-        return FlatTokens(path, num_tokens, index.dtype, num_documents=index.num_edges - 1, identity=look.identity)
+        return FlatFacts(path, num_tokens, index.dtype, num_documents=index.num_edges - 1, identity=look.identity)
 
     def beside(self, path: Path) -> list[Path]:
         return [_index_of(path)]
 
     def open(
         self,
-        found: FlatTokens,
+        found: FlatFacts,
         meta: StoreMeta,
         access: str = "auto",
         identity: Identity | None = None,
@@ -210,7 +210,7 @@ class Megatron(FlatFormat):
         _require_in_order(found.path)
         return super().open(found, meta, access, identity, digest)
 
-    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+    def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         _require_in_order(found.path)
         with Look(_index_of(found.path)) as look:
             index = _index_at(look, found.path)

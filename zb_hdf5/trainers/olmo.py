@@ -27,7 +27,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_mask
-from zb_hdf5.formats.flat_tokens import FlatTokens
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import NO_BOUNDARY, NOT_COUNTED, StoreMeta
 
 OLMO_DOCUMENTS_SUFFIX: Final = ".csv.gz"
@@ -51,7 +51,7 @@ class OlmoFiles(FlatFormat):
     def fits(self, look: Look) -> bool:
         return self.read_as.lacks_header
 
-    def facts(self, look: Look) -> FlatTokens:
+    def facts(self, look: Look) -> FlatFacts:
         path = look.path
         if not self.read_as.lacks_header:
             raise FormatError(f"{path}: expected the dtype of ids without a header, found none")
@@ -75,14 +75,14 @@ class OlmoFiles(FlatFormat):
             raise FormatError(f"{path}: was replaced: expected its labels mask beside it, found none; open it again")
         return mask
 
-    def num_documents(self, found: FlatTokens) -> int:
+    def num_documents(self, found: FlatFacts) -> int:
         if found.num_documents is None:
             return super().num_documents(found)
         documents = _documents_of(found.path)
         known = documents.stat()
         return _count(documents, known.st_size, known.st_mtime_ns, found.num_tokens)
 
-    def document_offsets(self, found: FlatTokens) -> npt.NDArray[np.uint64]:
+    def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:
             return super().document_offsets(found)
         ends = _ends(_documents_of(found.path), found.num_tokens)

@@ -80,7 +80,7 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d+)")
 
 
 class Layout(NamedTuple):
-    """The documents of a file as a look has found them.
+    """The documents that a look has found in a file.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # h5py, which no other format needs
 SHORT_ROWS: Final = range(1, 3)
 
 
-class FlatTokens(NamedTuple):
+class FlatFacts(NamedTuple):
     """The facts of one flat file, as its headers and sizes have them: no look at it reads an id or a document.
 
     Attributes
@@ -98,7 +98,7 @@ class FlatTokens(NamedTuple):
             )
 
 
-def require_alike(found: Sequence[FlatTokens]) -> None:
+def require_alike(found: Sequence[FlatFacts]) -> None:
     """Raise `FormatError` if the files of a folder differ: files of another corpus would be read unseen."""
     require_one_dtype((each.path, each.dtype) for each in found)
     first = found[0]
@@ -117,5 +117,5 @@ def require_alike(found: Sequence[FlatTokens]) -> None:
             )
 
 
-def _kind_of(found: FlatTokens) -> str:
+def _kind_of(found: FlatFacts) -> str:
     return "a stream" if found.record_tokens is None else f"records of {found.record_tokens:,}"

@@ -15,7 +15,8 @@ from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.engines import ProgressCalls
 from zb_hdf5.converters.settings import Settings
-from zb_hdf5.errors import ChecksumError, IncompleteError
+from zb_hdf5.converters.store_source import StoreSource
+from zb_hdf5.errors import ChecksumError, IncompleteError, Remedy
 from zb_hdf5.field_sets.set_copy import bind_copy, copy_parts
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.document_source import DocumentSource
@@ -26,6 +27,7 @@ from zb_hdf5.store.set_facts import SetFacts
 from zb_hdf5.store.set_index import SetIndex
 from zb_hdf5.store.set_place import set_folder, sets_folders, sets_in, sets_of
 
+_OTHER_RECORDS: Final = "the result has other records, or another order"
 #: The files of a set besides its parts, and its folders.
 FILES_OF_SET: Final = 5
 
@@ -145,7 +147,7 @@ def carried_sets(source: BatchSource | DocumentSource, settings: Settings) -> Ca
     Raises
     ------
     ConvertError
-        If one that was asked for cannot be copied.
+        If one that was asked for cannot be copied, or the records of a store change whose values all of them have.
     """
     asked = settings.target.field_set
     there = [(path, *found) for path in settings.paths for found in sets_of(path)]
@@ -171,15 +173,27 @@ def carried_sets(source: BatchSource | DocumentSource, settings: Settings) -> Ca
             left.setdefault(found, []).append(f"{name} ({split})")
         elif found.folder.parent.parent not in shared:  # else both stores of a folder have it
             sets.append(found)
+    if _OTHER_RECORDS in left and asked is None and _is_asked_of(source, settings):
+        raise ConvertError(
+            f"{settings.paths[0]}: its field sets {', '.join(left[_OTHER_RECORDS])} have values of its records, and "
+            f"{_OTHER_RECORDS}",
+            remedy=Remedy.LEAVE_SETS,
+        )
     words = (f"leaves behind the field sets {', '.join(each)}: {why}" for why, each in left.items())
     return CarriedSets(tuple(sets), " and ".join(words))
+
+
+def _is_asked_of(source: BatchSource | DocumentSource, settings: Settings) -> bool:
+    """Return whether a conversion may choose among the field sets of its source: one of a store to batches."""
+    row = batch_format(settings.target.format)
+    return isinstance(source, StoreSource) and row is not None and row.holds_batches and not settings.target.live
 
 
 def _reason_of(source: BatchSource | DocumentSource, settings: Settings) -> str:
     """Return the reason why the result of a conversion has no field set of its source; "": it may have."""
     row = batch_format(settings.target.format)
     if not (isinstance(source, BatchSource) and source.keeps_records):
-        return "the result has other records, or another order"
+        return _OTHER_RECORDS
     if row is None or not row.holds_batches:
         return f"they lie with stores, and {settings.target.format} files are none"
     return "a live store is written meanwhile" if settings.target.live else ""

@@ -55,6 +55,7 @@ TYPED: Final = {
     Remedy.DO_WITHOUT: "restore them, or pass --force to do without",
     Remedy.LEAVE_OUT: "restore it, or pass --force to leave its {at} out of the store",
     Remedy.DROP_SETS: "pass --drop-field-set {at} to remove them, too, or choose another destination",
+    Remedy.LEAVE_SETS: "pass --field-set none to leave them behind",
     Remedy.REPLACE: "pass --force to replace it",
     Remedy.RESUME: "'zb info {at}' shows its progress",
     Remedy.RESUME_OR_RESTART: "go on with --resume, or start over with --force",

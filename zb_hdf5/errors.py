@@ -27,6 +27,7 @@ class Remedy(StrEnum):
     DO_WITHOUT = "restore them, or pass force=True to do without"
     LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
     DROP_SETS = "pass drop_field_set=('{at}',) to remove them, too, or choose another destination"
+    LEAVE_SETS = "pass field_set=() to leave them behind"
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
     RESUME_OR_RESTART = "go on with resume=True, or start over with force=True"

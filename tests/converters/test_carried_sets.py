@@ -191,18 +191,25 @@ def test_a_merge_replaces_a_store_with_sets_only_if_they_are_named(source, tmp_p
     require_copied(source, tmp_path / "B")
 
 
-@pytest.mark.parametrize("options", [{"seq_len": 8}, {"batch_size": 4}, {"tokens_only": True, "target": "npy"}])
-def test_a_set_of_other_records_stays_behind_by_its_name(source, tmp_path, options):
-    options = {"target": "hdf5", **options}
-    report = convert(source, destination=tmp_path / "B", **options)
+@pytest.mark.parametrize("options", [{"seq_len": 8}, {"batch_size": 4}])
+def test_a_conversion_that_changes_records_is_refused_by_the_names_of_their_sets(source, tmp_path, options):
+    with pytest.raises(ConvertError, match=r"teacher \(train\) have values of its records, and the result has other"):
+        convert(source, "hdf5", tmp_path / "B", **options)
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    told = run_zb("convert", source, tmp_path / "B", *words, code=1).stderr
+    assert "pass --field-set none to leave them behind" in told
+    assert not (tmp_path / "B").exists()
+    succeed(zb, "convert", source, tmp_path / "B", *words, "--field-set", "none")
+    assert not (tmp_path / "B/fields").exists()
+    with pytest.raises(ConvertError, match=r"the field set teacher \(train\) cannot be copied: the result has other"):
+        convert(source, "hdf5", tmp_path / "C", field_set=("teacher",), **options)
+    assert not (tmp_path / "C").exists()
+
+
+def test_a_set_stays_behind_by_its_name_where_the_result_is_no_store(source, tmp_path):
+    report = convert(source, "npy", tmp_path / "B", tokens_only=True)
     assert "leaves behind the field sets teacher (train): " in report.to_json()["left_behind"]
     assert "field_sets" not in report.to_json()
-    assert not (tmp_path / "B/fields").exists()
-    if options["target"] == "npy":
-        return
-    with pytest.raises(ConvertError, match=r"the field set teacher \(train\) cannot be copied: the result has other"):
-        convert(source, destination=tmp_path / "C", field_set=("teacher",), **options)
-    assert not (tmp_path / "C").exists()
 
 
 def test_arrays_that_are_shuffled_leave_their_set_behind(source, tmp_path):

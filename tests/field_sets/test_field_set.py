@@ -6,6 +6,7 @@ The reference is NumPy: each value follows from its token and its place in the r
 import json
 import os
 import shutil
+import subprocess
 from contextlib import closing
 
 import h5py
@@ -259,6 +260,18 @@ def test_h5py_reads_the_values_while_they_are_written(fresh):
             assert (first, h5.attrs["first_record"]) == (0, 0)
             np.testing.assert_array_equal(h5["values/ids"][:8], teacher(step["tokens"])["ids"])
             np.testing.assert_array_equal(h5["marks"][:9], [SEQ_LEN] * 8 + [0])
+
+
+@pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed")
+def test_h5dump_reads_the_values_while_they_are_written(fresh):
+    with open_field_set(fresh, "teacher", FIELDS, part_bytes=PART_BYTES) as found:
+        step = next(found.missing(batch_size=8, quiet=True))
+        found.write(step["records"], **teacher(step["tokens"]))
+        [(_, path)] = parts_in(found.folder)
+        command = ["h5dump", "-d", "/values/ids", "-s", "3,7,0", "-c", "1,1,4", "-y", "-w", "0", path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ", ".join(map(str, teacher(step["tokens"])["ids"][3, 7].tolist())) in done.stdout
 
 
 def test_jobs_share_the_parts_and_a_later_one_writes_what_is_missing(fresh):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 
+import numpy as np
 import pytest
 from modules import FILES, MODULES, ROOT
 
@@ -278,6 +279,19 @@ def test_importing_is_light(module, heavy):
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("shuffle", ["global", "records"])
+def test_a_loader_of_a_store_reads_it_without_h5py(shuffle, tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(64 * 8, dtype=np.uint16).reshape(64, 8))
+    zb_hdf5.convert(tmp_path / "t.npy", "hdf5", tmp_path / "store", batch_size=4, workers=1)
+    code = (
+        "import sys; from zb_hdf5 import Loader\n"
+        f"with Loader({str(tmp_path / 'store')!r}, shuffle={shuffle!r}, rank=0, world_size=1) as loader:\n"
+        "    print(sum(len(batch) for batch in loader), 'h5py' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["64", "False"]
 
 
 @pytest.mark.parametrize("name", zb_hdf5.__all__)

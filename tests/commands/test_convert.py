@@ -254,6 +254,13 @@ def test_the_example_of_the_help_runs(tmp_path, monkeypatch):
 
 
 # --- the list of formats -----------------------------------------------------------------------------------------
+def test_the_list_is_cell_by_cell_that_of_earlier_builds():
+    """`tests/data/convert_list.txt` was printed before the formats became one list."""
+    expected = (ROOT / "tests" / "data" / "convert_list.txt").read_text(encoding="utf-8").splitlines()
+    found = succeed(zb, "convert", "--list").stdout.splitlines()
+    assert [line.rstrip() for line in found[: len(expected)]] == [line.rstrip() for line in expected]
+
+
 def test_the_list_has_every_format_and_what_it_can():
     listed = report_of(zb, "convert", "--list")["formats"]
     assert {*sources(), *target_names()} <= listed.keys()

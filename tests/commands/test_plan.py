@@ -64,7 +64,9 @@ def test_steps_and_bytes_are_those_of_the_loader(folder):
     assert values["index_bytes"] == (path / "shards.json").stat().st_size
     assert 0 < values["read_s"] < values["first_batch_s"]
     assert [name for name in how if how[name] == "measured"] == ["first_batch_s", "read_s"]
-    assert {how[name] for name in ("records", "steps", "left_out", "opens_at_opening", "opens_of_all")} == {"counted"}
+    assert {
+        how[name] for name in ("records", "steps", "left_out", "opens_at_opening", "opens_of_all", "looks_at_opening")
+    } == {"counted"}
     assert how["bytes_per_s"] == how["hours"] == "arithmetic"
 
 
@@ -137,6 +139,7 @@ def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(t
         assert counts == {name: row_of_page(name)[place] for name in counts}
         assert counts["opens of all"] == values["opens_of_all"]
         assert max(each.opens for each in traced) == values["opens_per_epoch"]
+        assert {each.looks for each in traced} == {values["looks_at_opening"]}
         most = max(each.num_bytes for each in traced)
         assert most == counts["bytes of each in its steps"] + counts["bytes of each to prove"]
 

@@ -115,10 +115,34 @@ def opens_below(path: Path) -> Iterator[list[str]]:
     try:
         yield found
     finally:
-        # a lone file has others beside it, of the same name with another ending
-        beginning = os.fspath(path if path.is_dir() or path.name == INDEX_NAME else path.with_suffix(""))
-        found += [each for each in _opened if each.startswith(beginning.removesuffix(f"/{INDEX_NAME}"))]
+        found += [each for each in _opened if each.startswith(_beginning_of(path))]
         _opened = None
+
+
+@contextmanager
+def looks_below(path: Path) -> Iterator[list[str]]:
+    """Return a list that has each file and folder at or below a path that is looked at by its path meanwhile."""
+    found: list[str] = []
+    seen: list[str] = []
+    stat = os.stat
+
+    def noted(place: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if isinstance(place, str | os.PathLike):
+            seen.append(os.fspath(place))
+        return stat(place, *arguments, **options)
+
+    os.stat = noted  # type: ignore[assignment] # no event of the audit hook tells of it
+    try:
+        yield found
+    finally:
+        os.stat = stat
+        found += [each for each in seen if each.startswith(_beginning_of(path))]
+
+
+def _beginning_of(path: Path) -> str:
+    """Return the beginning of the paths of all files of some data: of a lone file others may have another ending."""
+    beginning = os.fspath(path if path.is_dir() or path.name == INDEX_NAME else path.with_suffix(""))
+    return beginning.removesuffix(f"/{INDEX_NAME}")
 
 
 def files_of_rank(plan: StepPlan, batches: Batches) -> tuple[set[int], bool]:
@@ -164,7 +188,7 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         Those of the loader, without ranks.
     """
     begun_s = time.perf_counter()
-    with opens_below(path) as opened:
+    with opens_below(path) as opened, looks_below(path) as looked_at:
         loader: Loader = Loader(path, rank=0, world_size=job.ranks, **options)
     opening_s = time.perf_counter() - begun_s
     with loader:
@@ -173,6 +197,9 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         figures |= _figures_of_bytes(loader, job)
         if not isinstance(path, RemotePath):
             figures |= _figures_of_opens(loader, job, opened, at_hand)
+            figures["looks_at_opening"] = _counted(
+                len(looked_at), "look", "of a rank at files and folders, by their paths"
+            )
         figures |= _figures_of_time(loader, opening_s)
     return figures
 

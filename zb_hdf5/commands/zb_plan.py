@@ -32,6 +32,7 @@ NAMES_OF_FIGURES: Final = {
     "opens_of_all": "opens of all",
     "proof_bytes": "proofs",
     "index_bytes": "index",
+    "looks_at_opening": "looks",
     "first_batch_s": "first batch",
     "read_s": "later batch",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from zb_hdf5.errors import BackendError, Remedy
 from zb_hdf5.files.named_splits import train_first
 from zb_hdf5.formats.format import Found
-from zb_hdf5.spec import STREAM_LAYOUT
+from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
 from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
 from zb_hdf5.store.format_list import HDF5
 from zb_hdf5.store.index import ShardIndex, find_index
@@ -29,7 +29,7 @@ class FoundStore(Found):
     @property
     def folder(self) -> Path:
         """The folder of its files."""
-        return self.path if self.path.is_dir() else self.path.parent
+        return self.path.parent if self.path.name == INDEX_NAME else self.path
 
     def of_split(self, split: str | None) -> FoundStore:
         return replace(self, split=split)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -369,8 +370,9 @@ def require_files(folder: Path, index: ShardIndex) -> None:
     for path in paths:
         parent, _, name = path.rpartition("/")
         if parent not in listed:
-            inside = folder / parent
-            listed[parent] = set(os.listdir(inside)) if inside.is_dir() else set()
+            listed[parent] = set()
+            with suppress(FileNotFoundError, NotADirectoryError):
+                listed[parent] = set(os.listdir(folder / parent))
         if name not in listed[parent]:
             missing.append(path)
     if missing:

@@ -210,6 +210,16 @@ def test_a_store_that_may_not_be_written_has_its_set_elsewhere(fresh, tmp_path):
     require_all(fresh, tmp_path / "set")
 
 
+def test_a_store_on_a_disk_that_may_only_be_read_has_its_set_elsewhere(fresh, tmp_path, mount_disk):
+    disk = mount_disk(4096)
+    shutil.copytree(fresh, disk / "store")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(OSError, match="Read-only file system"):
+        write_missing(disk / "store")
+    write_missing(disk / "store", path=tmp_path / "set")
+    require_all(disk / "store", tmp_path / "set")
+
+
 def test_a_store_or_a_part_that_was_replaced_is_refused(fresh, tmp_path):
     write_missing(fresh)
     np.save(tmp_path / "o.npy", np.ones((RECORDS, SEQ_LEN), np.uint16))

@@ -212,15 +212,8 @@ def test_a_writer_that_is_stopped_at_any_moment_and_robbed_damages_nothing(sourc
     for turn in thinned(range(12), 4):
         path = tmp_path / str(turn)
         link_store(source, path)
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                write_and_report(path, writes)
-            finally:
-                os._exit(9)
-        os.close(writes)
-        with os.fdopen(reads) as report:
+        pid, report = forked_writer(path)
+        with report:
             report.readline()
             time.sleep(float(rng.random()) * 0.02)
             os.kill(pid, signal.SIGSTOP)
@@ -256,8 +249,8 @@ def write_and_report(path, pipe):
             os.write(pipe, " ".join(map(str, step["records"].tolist())).encode() + b"\n")
 
 
-def killed_at(path, wait_s):
-    """Fork a writer, and kill it so long after its first commit; return its report, and whether it was killed."""
+def forked_writer(path):
+    """Fork a writer; return its process number, and its report as a file that the caller closes."""
     reads, writes = os.pipe()
     pid = os.fork()
     if not pid:
@@ -266,7 +259,13 @@ def killed_at(path, wait_s):
         finally:
             os._exit(0)
     os.close(writes)
-    with os.fdopen(reads, buffering=1) as report:
+    return pid, os.fdopen(reads, buffering=1)
+
+
+def killed_at(path, wait_s):
+    """Fork a writer, and kill it so long after its first commit; return its report, and whether it was killed."""
+    pid, report = forked_writer(path)
+    with report:
         first = report.readline() + report.readline()
         time.sleep(wait_s)
         os.kill(pid, signal.SIGKILL)

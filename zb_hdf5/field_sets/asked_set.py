@@ -312,8 +312,8 @@ def _load(folder: Path, name: str, path: Path, files: tuple[BoundFile, ...], ask
         raise NotFoundError(f"{folder}: there is no field set {name!r}: pass its fields to make it")
     while True:
         facts = SetFacts.load(folder)
-        if asked is None and facts.name != name:
-            raise ArgumentError(f"{folder}: expected the field set {name!r}, found {facts.name!r}")
+        if asked is None:  # else all facts are compared below
+            facts.require_name(name, folder)
         new = require_bound(facts, files, folder, path)
         if not new:
             break

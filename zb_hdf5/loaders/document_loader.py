@@ -283,6 +283,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._fields = {name: field for name, field in asked.items() if field.unit == OF_TOKENS}
             self._of_documents = {name: field for name, field in asked.items() if field.unit == OF_DOCUMENTS}
             self._kinds = {name: field.kind for name, field in asked.items()}
+            self._fills = {field.name: field.fill for field in self._fields.values()}
             self._columns = self._open_columns()
             self._stored_targets = self._targets_of(labels)
             self._fingerprint = self._compute_fingerprint()
@@ -443,8 +444,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         lengths = self.documents.lengths(documents)
         packed = self.collate == "pack"
         pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
-        fills = {field.name: field.fill for field in self._fields.values()}
-        read = {name: gather(column, pieces, fills.get(name, 0)) for name, column in self._columns.items()}
+        read = {name: gather(column, pieces, self._fills.get(name, 0)) for name, column in self._columns.items()}
         values = {"tokens": gather(self._tokens, pieces, self._pad_token_id, self._dtype)}
         if self._pad_token_id >= 0 and may_overflow(self._tokens, self._dtype):
             require_no_overflow(self._tokens, values["tokens"])

@@ -16,7 +16,7 @@ from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.corpus import Batches, Corpus
-from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, StepField, value_count, value_shape
+from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, StepField
 from zb_hdf5.loaders.step_values import WantedFields, wanted_fields
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -72,8 +72,8 @@ class RecordValues:
             labels[numbers > 0, : reader.overlap] = IGNORED_TARGET  # they are labels of the record before
         found: dict[str, Any] = {"input_ids": tokens, "labels": labels}
         for name, field in self._fields.items():
-            is_of_records = field.unit == OF_RECORDS
-            found[name] = field.of_records(numbers, len(numbers)) if is_of_records else self._field(field.name, numbers)
+            read = field.of_records if field.unit == OF_RECORDS else field.of_all
+            found[name] = read(numbers, len(numbers))
         if self._documents or self._metadata or reader.has_padding:
             self._add_documents(found, reader.read_pieces(numbers))
         return found
@@ -87,13 +87,6 @@ class RecordValues:
         elif field.unit == OF_DOCUMENTS:
             raise ArgumentError(f"{reader.path}: {stored} has a value for each document, and a record has none")
         return field
-
-    def _field(self, name: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values of a field, shape (records, seq_len, ...)."""
-        values = self.reader.field(name)
-        out = np.empty((len(numbers), self.reader.seq_len * value_count(values)), values.dtype)
-        values.read_records_into(numbers, out)
-        return out.reshape(len(numbers), self.reader.seq_len, *value_shape(values))
 
     def _add_documents(self, found: dict[str, Any], pieces: Pieces) -> None:
         """Add the values of documents, and take labels away where nothing is learned."""

@@ -212,8 +212,7 @@ def found_set(
     """
     folder = set_folder(corpus.path, name, split_of(corpus)) if path is None else path
     facts = facts_at(folder, name, corpus.path)
-    if facts.name != name:
-        raise ArgumentError(f"{folder}: expected the field set {name!r}, found {facts.name!r}")
+    facts.require_name(name, folder)
     new = require_bound(facts, bound_files(corpus), folder, corpus.path)
     if any(file.digest.startswith(SAMPLED) for file in facts.files):
         note(f"{folder}: bound by a sample: no digest of the tokens of {corpus.path} is stored")

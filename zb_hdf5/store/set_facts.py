@@ -176,6 +176,11 @@ class SetFacts:
 
     # --- comparison ------------------------------------------------------------------------------------------------
 
+    def require_name(self, name: str, where: Path) -> None:
+        """Raise `ArgumentError` unless the set in a folder has this name."""
+        if self.name != name:
+            raise ArgumentError(f"{where}: expected the field set {name!r}, found {self.name!r}")
+
     def require_same(self, asked: SetFacts, where: Path) -> None:
         """Raise `ArgumentError` unless a job asks for the set that another one has made."""
         for key in ("name", "fields", "about", "record_tokens", "seq_len", "num_documents", "maker", "words"):

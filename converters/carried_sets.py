@@ -27,6 +27,7 @@ from zb_hdf5.store.set_facts import SetFacts
 from zb_hdf5.store.set_index import SetIndex
 from zb_hdf5.store.set_place import set_folder, sets_folders, sets_in, sets_of
 
+#: The reason for which a set of records stays behind, or a conversion is refused.
 _OTHER_RECORDS: Final = "the result has other records, or another order"
 #: The files of a set besides its parts, and its folders.
 FILES_OF_SET: Final = 5
@@ -147,7 +148,7 @@ def carried_sets(source: BatchSource | DocumentSource, settings: Settings) -> Ca
     Raises
     ------
     ConvertError
-        If one that was asked for cannot be copied, or the records of a store change whose values all of them have.
+        If one that was asked for cannot be copied; or if none was, and the records of a store change.
     """
     asked = settings.target.field_set
     there = [(path, *found) for path in settings.paths for found in sets_of(path)]

@@ -168,13 +168,13 @@ def _sets_beside(plan: Plan, path: Path, workers: Workers) -> Generator[None]:
     """Copy the field sets of a lone file, which is written meanwhile, and give them their place beside it."""
     [place] = sets_folders(path)
     made = partial_path(place)
-    is_replaced = path.exists() or bool(plan.sets.sets)  # a file that is gone may have left its sets
+    is_taken = path.exists() or bool(plan.sets.sets)  # a file that is gone may have left its sets
     with on_failure(lambda: shutil.rmtree(made, ignore_errors=True)):
         plan.sets.copy_to(made, WHOLE, workers.shown)
         yield
         plan.sets.remove_others(made)
         bind_sets(made, path)
-    if is_replaced and place.exists():
+    if is_taken and place.exists():
         shutil.rmtree(place)
     if plan.sets.sets:
         os.replace(made, place)

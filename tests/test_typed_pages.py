@@ -1,4 +1,4 @@
-"""The command lines of the pages about conversions, typed one after the other beside the files that they name."""
+"""The command lines of the pages about conversions run, in their order, over files of the names that they have."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def documents():
     ran(["zb tokenizer train corpus.jsonl --vocab-size 300 -o tok.json"])
 
 
-#: Page -> what makes the files that its lines name.
+#: Page -> a function that makes the files which its lines name.
 PAGES = {
     "convert.md": arrays,
     "convert_stores.md": stored_batches,

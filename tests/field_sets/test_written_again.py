@@ -112,7 +112,7 @@ def unmark(found, records):
 
 
 def test_the_values_of_a_claim_that_was_released_are_compared_before_they_count(written):
-    """Of a host that failed, marks may be ahead of values."""
+    """Marks may be ahead of values after a failure of a host."""
     with open_field_set(written, "t", {"v": "i8"}) as found:
         for step in found.missing(1, quiet=True, overwrite=(0, 8)):
             found.write(step["records"], v=step["tokens"] * 2)

@@ -59,6 +59,8 @@ def test_it_is_a_value():
     channels["more"] = 3
     assert one == same
     assert repr(one) == "ReadAs(channel=0, field_channels={'labels': 2, 'loss_mask': 1})"
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert len(pickle.dumps(ReadAs())) < 60  # only what was given
     assert repr(ReadAs()) == "ReadAs()"
 
 

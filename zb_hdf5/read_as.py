@@ -80,6 +80,9 @@ class ReadAs:
     unwritten: str | None = None
     digests: str | os.PathLike[str] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with, (self.given,)  # a few bytes: the copy of a corpus for each worker has it
+
     def __post_init__(self) -> None:
         self._require_dataset()
         self._require_ids_without_header()
@@ -177,6 +180,11 @@ def _entry(name: str, number: Any) -> int:
     if found < 0:
         raise ArgumentError(f"{name} must be whole numbers from 0 on, found {number!r}", options=[name])
     return found
+
+
+def _with(given: dict[str, Any]) -> ReadAs:
+    """Return a copy that was pickled as its arguments."""
+    return ReadAs(**given)
 
 
 #: The files say all that is needed.

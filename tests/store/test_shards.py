@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -327,6 +328,28 @@ def test_an_index_describes_its_store_and_is_saved_and_loaded(store, tmp_path):
 
 
 # --- an index that spares HDF5 ---------------------------------------------------------------------------------
+def test_a_pickled_copy_is_the_index_and_little_else(store, tokens, tmp_path):
+    """Each worker gets one: what follows from the index is not in it, whatever the number of shards is."""
+
+    def pickled(count):
+        index = ShardIndex.load(store)
+        entries = [replace(index.shards[1], path=f"s-{number}.h5") for number in range(count)]
+        many = tmp_path / f"of-{count}"
+        many.mkdir()
+        meta = replace(index.meta, total_records=count * entries[0].num_batches * index.meta.batch_size)
+        replace(index, shards=entries, meta=meta).save(many)
+        for entry in entries:
+            (many / entry.path).touch()
+        shutil.copy(store / index.shards[1].path, many / "s-0.h5")
+        with open_reader(many) as reader, pickle.loads(pickle.dumps(reader)) as copy:
+            assert np.array_equal(copy[0], tokens[2]) and copy.num_batches == reader.num_batches
+            return len(pickle.dumps(copy)), len(pickle.dumps(copy.corpus.index))
+
+    (one, index_of_one), (many, index_of_many) = pickled(1), pickled(3000)
+    assert one - index_of_one < 1300
+    assert many - index_of_many < one - index_of_one + 3000 * 5  # the place of its first token
+
+
 def test_a_store_is_read_without_hdf5_where_the_index_knows_the_places(tokens, tmp_path, write_store):
     folder = write_store(tmp_path / "store", tokens, (2, 5))
     assert all(shard.columns for shard in ShardIndex.load(folder).shards)

@@ -134,6 +134,14 @@ class Corpus:
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
     documents_sha256 = ""
+    sha256: str | None = None
+    max_token: int | None = None
+    extents: Extents | None = None
+    training_split: str | None = None
+    _record_documents: RecordDocuments | None = None
+    _cache: Callable[[Corpus], Tokens] | None = None
+    _reopen: Callable[[str | None], Corpus] | None = None
+    _find_set: FindSet | None = None
     #: The cure of damage that digests find, for its message.
     cure: ClassVar[str] = "restore it, repair it, or convert again"
 
@@ -146,21 +154,13 @@ class Corpus:
         if meta.layout == BATCHES_LAYOUT:
             self.windows = Windows(meta.batch_size, meta.seq_len, meta.seq_len)
         self.complete = True
-        self.sha256: str | None = None
-        self.max_token: int | None = None
         self.verify = self._checks = "none"
-        self.extents: Extents | None = None
         self.columns: dict[str, tuple[Run, ...]] = {}
         self.origin: dict[str, Any] = {}
-        self._record_documents: RecordDocuments | None = None
         self._fields: dict[str, Corpus] = {}
         #: Fields of a stream before it grew, and of field sets: the latter of all corpora with the same files.
         self._other_fields: list[Corpus] = []
         self._changing = OwnLock()  # by a refresh, or a field that is opened
-        self._cache: Callable[[Corpus], Tokens] | None = None
-        self._reopen: Callable[[str | None], Corpus] | None = None
-        self.training_split: str | None = None
-        self._find_set: FindSet | None = None
         self._sets: dict[str, FieldSource] = {}  # by the names of field sets
 
     # --- facts ---------------------------------------------------------------------------------------------------
@@ -1109,8 +1109,13 @@ class Batches:
         self._fill(number, scratch)
         return scratch
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fields": {}}
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.corpus, self.windows, self.reads_targets, self.num_context, self._fingerprinted
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        corpus, windows, reads_targets, num_context, fingerprinted = state
+        Batches.__init__(self, corpus, windows, reads_targets=reads_targets, num_context=num_context)
+        self._fingerprinted = fingerprinted
 
     def __len__(self) -> int:
         return self.num_batches

@@ -80,7 +80,7 @@ class Sharded(Tokens):
         Other values of the same files: a file that is open there is not opened again. None: there are none.
     """
 
-    _not_copied: ClassVar = ("_files", "_known", "_joined", "residency")
+    _not_copied: ClassVar = ("_files", "_known", "_joined", "residency", "_firsts", "num_tokens")
 
     def __init__(
         self,
@@ -136,9 +136,13 @@ class Sharded(Tokens):
 
     def number(self, counts: Iterable[int]) -> None:
         """Give every token its position, from the counts of the files; a store that grows does so again."""
-        self._starts = [0, *accumulate(counts)]
-        self._firsts = np.array(self._starts[:-1], np.int64)
-        self.num_tokens = self._starts[-1]
+        self._start_at([0, *accumulate(counts)])
+
+    def _start_at(self, starts: list[int]) -> None:
+        """Take the first token of each file, and the end of the last one."""
+        self._starts = starts
+        self._firsts = np.array(starts[:-1], np.int64)
+        self.num_tokens = starts[-1]
 
     def _reset(self) -> None:
         joined = self._joined = dict[int, tuple[TokenArray, list[FileTokens]] | None]()  # by the number of files
@@ -394,6 +398,7 @@ class Sharded(Tokens):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._start_at(self._starts)
         self._reset()
 
     @property

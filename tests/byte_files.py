@@ -112,7 +112,7 @@ def fingerprints(folder: Path) -> dict[str, list[str]]:
         shape = {key: how.get(key) for key in ("batch_size", "seq_len")}
         with open_corpus(folder / name, **{key: how[key] for key in how if key == "read_as"}) as corpus:
             batches = corpus.batches(**shape)
-            found[kind] = [corpus.fingerprint, batches.fingerprint, corpus.fingerprint_for_cache(batches)]
+            found[kind] = [corpus.fingerprint, batches.fingerprint, corpus.known_as.in_cache(batches)]
     return found
 
 

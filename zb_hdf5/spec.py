@@ -557,12 +557,12 @@ def combine_sha256(shard_digests: Iterable[str]) -> str:
 
 def content_fingerprint(shard_digests: Iterable[str], meta: StoreMeta) -> str:
     """Identity of a store by content: the same tokens, shards and shape give the same text in every backend."""
-    return f"sha256:{combine_sha256(shard_digests)}:{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"
+    return f"sha256:{combine_sha256(shard_digests)}:{shape_in_fingerprint(meta)}"
 
 
-def live_fingerprint(live_id: str, meta: StoreMeta) -> str:
-    """Identity of a store that was written live, which only ever grew: the same from its first batch to its last."""
-    return f"{LIVE_PREFIX}{live_id}:{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"
+def shape_in_fingerprint(meta: StoreMeta) -> str:
+    """Return the end of the fingerprint of stored batches."""
+    return f"{meta.batch_size}x{meta.seq_len}:{meta.dtype.name}"
 
 
 # --- token values -----------------------------------------------------------------------------------------------------

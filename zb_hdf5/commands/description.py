@@ -242,7 +242,7 @@ def _target_problem(corpus: Corpus) -> str:
 
 def _fingerprint_of(corpus: Corpus) -> str:
     """Return the fingerprint of a stream, or that of stored batches, as states have it."""
-    return corpus.fingerprint if corpus.is_stream else corpus.fingerprint_for_cache(corpus.batches())
+    return corpus.fingerprint if corpus.is_stream else corpus.known_as.in_cache(corpus.batches())
 
 
 def _describe_batches(corpus: Corpus) -> dict[str, Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import operator
 import os
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +35,7 @@ from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.corpus_documents import CorpusDocuments
+from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
@@ -47,7 +46,6 @@ from zb_hdf5.spec import (
     STREAM_LAYOUT,
     StoreMeta,
     TokenArray,
-    content_fingerprint,
     signed,
 )
 
@@ -58,14 +56,6 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.pieces import Pieces
     from zb_hdf5.documents.record_documents import RecordDocuments
 
-#: Batches that a sampled fingerprint covers, at most.
-FINGERPRINT_SAMPLES: Final = 16
-#: Places that the fingerprint of tokens covers, evenly over all.
-FINGERPRINT_PLACES: Final = 16
-#: Tokens that it covers at each place.
-TOKENS_OF_A_PLACE: Final = 4096
-#: Files whose ends it covers too.
-FINGERPRINT_FILES: Final = 64
 _local = threading.local()
 
 
@@ -218,12 +208,22 @@ class Corpus:
     # --- identity ------------------------------------------------------------------------------------------------
 
     @property
+    def known_as(self) -> Fingerprint:
+        """The fingerprints of the tokens, alone and in batches."""
+        by = Known.LONE if self.sha256 is None else Known.STORED
+        return Fingerprint(by, self._content, self._sample, () if self.sha256 is None else (self.sha256,))
+
+    @property
     def fingerprint(self) -> str:
         """Identity of the tokens, whatever the shape of their batches.
 
         States of a `DocumentLoader` and the names of caches of streams have it: it never changes for the same tokens.
         """
-        return self._sample() if self.sha256 is None else f"tokens:{self.sha256}:{self.dtype.name}"
+        return self.known_as.of_tokens
+
+    def _content(self) -> str:
+        """Return the fingerprint of tokens of which a digest is stored; "" of others."""
+        return "" if self.sha256 is None else content_text(self.sha256, self.dtype)
 
     def _sample(self) -> str:
         """Return the fingerprint of tokens of which no digest is stored."""
@@ -232,21 +232,6 @@ class Corpus:
     def same_as(self, other: Corpus) -> bool:
         """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
         return self is other or self.fingerprint == other.fingerprint
-
-    def fingerprint_of(self, batches: Batches) -> str:
-        """Return the identity of the tokens in batches of some shape, as states have it.
-
-        It is the same in every backend for the same tokens, shape and shards. Without a stored digest (a lone `.batch`,
-        an HDF5 file of another program) it covers the shape and a fixed sample of the batches, and begins with
-        "sampled:". That of a live store begins with "live:", and that of windows ends with their shape.
-        """
-        if self.sha256 is not None:
-            return content_fingerprint([self.sha256], batches.meta)
-        return sampled_fingerprint(batches)
-
-    def fingerprint_for_cache(self, batches: Batches) -> str:
-        """Return the identity of the tokens by which a cache keeps them."""
-        return batches.fingerprint
 
     # --- fields and documents ------------------------------------------------------------------------------------
 
@@ -747,12 +732,17 @@ class Batches:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the content in this shape, as states have it. See `Corpus.fingerprint_of`."""
+        """Identity of the tokens in batches of this shape, as states have it.
+
+        It is the same in every backend for the same tokens, shape and shards. Without a stored digest (a lone `.batch`,
+        an HDF5 file of another program) it covers the shape and a fixed sample of the batches, and begins with
+        "sampled:". That of a live store begins with "live:", and that of windows ends with their shape.
+        """
         num_tokens = self._counted()[0]
         is_final = self.complete
         covered, known = self._fingerprinted
         if known is None or not is_final or covered != num_tokens:
-            known = self.corpus.fingerprint_of(self)
+            known = self.corpus.known_as.in_batches(self)
             self._fingerprinted = (num_tokens, known if is_final else None)
         return known
 
@@ -1143,44 +1133,3 @@ class Batches:
 
 def _is_fillable(out: TokenArray) -> bool:
     return out.flags.c_contiguous and out.flags.writeable
-
-
-def sampled_fingerprint(batches: Batches) -> str:
-    """Return the identity of batches by their shape, and by some of them, evenly over all."""
-    n = batches.num_batches
-    sample = {i * (n - 1) // (FINGERPRINT_SAMPLES - 1) for i in range(FINGERPRINT_SAMPLES)} if n else set()
-    meta = batches.meta  # spelled out: this hash is part of every checkpoint
-    dtype = SAMPLED_AS.get(meta.dtype, meta.dtype)
-    text = f"{n}:{meta.batch_size}:{meta.seq_len}:{dtype.name}:{meta.seed}:{meta.total_records}"
-    digest = hashlib.sha256(text.encode())
-    batch = np.empty(meta.shape, meta.dtype)
-    for number in sorted(sample):
-        batches.read_into(number, batch)  # a copy: nothing is mapped for it
-        digest.update(batch.astype(dtype, copy=False))
-    return f"sampled:{digest.hexdigest()}"
-
-
-def sampled_tokens(tokens: Tokens, starts: list[int], dtype: np.dtype[Any]) -> str:
-    """Return the identity of tokens by all sizes, and by some of them, evenly over all and at the ends of some files.
-
-    Parameters
-    ----------
-    tokens
-        The tokens.
-    starts
-        The first token of each file, and the end of the last one.
-    dtype
-        The dtype that the ids have in it: of flat files that of the files.
-    """
-    last_file = len(starts) - 2
-    last = max(0, tokens.num_tokens - TOKENS_OF_A_PLACE)
-    places = {last * k // (FINGERPRINT_PLACES - 1) for k in range(FINGERPRINT_PLACES)}
-    for file in {last_file * k // (FINGERPRINT_FILES - 1) for k in range(FINGERPRINT_FILES)}:
-        places |= {starts[file], max(starts[file], starts[file + 1] - TOKENS_OF_A_PLACE)}
-    digest = hashlib.sha256(f"{starts}:{dtype.str}".encode())
-    for start in sorted(place for place in places if place < tokens.num_tokens):
-        stop = min(start + TOKENS_OF_A_PLACE, starts[bisect_right(starts, start)])
-        part = np.empty(stop - start, tokens.dtype)
-        tokens.read([(start, part)])  # by position: to map a file takes longer than to read so little of it
-        digest.update(np.ascontiguousarray(part, dtype))
-    return f"sampled:{digest.hexdigest()}"

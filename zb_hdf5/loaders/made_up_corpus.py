@@ -15,6 +15,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
 from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.fingerprint import Fingerprint, Known
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.order import require_positive, whole_number, whole_seed
 from zb_hdf5.loaders.splitmix64 import MASK64, Words, mix, splitmix64
@@ -107,11 +108,11 @@ class MadeUpCorpus(Corpus):
         return "made-up tokens have neither fields nor documents"
 
     @property
-    def fingerprint(self) -> str:
-        return f"made-up:{self.num_tokens}:{self.meta.vocab_size}:{self._seed}"
+    def known_as(self) -> Fingerprint:
+        return Fingerprint(Known.MADE_UP, self._content, self._content)
 
-    def fingerprint_of(self, batches: Batches) -> str:
-        return f"{self.fingerprint}:{batches.windows.in_text}"
+    def _content(self) -> str:
+        return f"made-up:{self.num_tokens}:{self.meta.vocab_size}:{self._seed}"
 
     def meta_of(self, windows: Windows, num_batches: int) -> StoreMeta:
         return replace(self.meta, batch_size=windows.size, seq_len=windows.length)

@@ -332,7 +332,7 @@ class Cache:
             raise ArgumentError(f"{corpus.path}: still grows: expected a finished store for a cache; leave out cache")
         if corpus.verify == "none":
             warnings.warn(f"{corpus.path}: verify='none' adds nothing to the cache {self.folder}", stacklevel=2)
-        return corpus.cached(partial(self._tokens_of, self.budget(), corpus.fingerprint_for_cache(batches)))
+        return corpus.cached(partial(self._tokens_of, self.budget(), corpus.known_as.in_cache(batches)))
 
     def _tokens_of(self, max_bytes: int, fingerprint: str, corpus: Corpus) -> Tokens:
         """Return the tokens of a corpus, kept in the folder of the corpus with this fingerprint; its own if they fail.

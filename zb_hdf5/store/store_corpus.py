@@ -15,20 +15,20 @@ from zb_hdf5.files.checked import VERIFIED
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import FilesIn, on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches, Corpus, sampled_fingerprint, sampled_tokens
+from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
+    LIVE_PREFIX,
     NO_SHA256,
     NOT_COUNTED,
     NOT_KNOWN,
     SAMPLED_AS,
     StoreMeta,
-    content_fingerprint,
-    live_fingerprint,
 )
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shards import Sharded
@@ -241,26 +241,23 @@ class StoreCorpus(Corpus):
     # --- identity ------------------------------------------------------------------------------------------------
 
     @property
-    def fingerprint(self) -> str:
-        if self.index.live_id:
-            return f"live:{self.index.live_id}"
-        return f"tokens:{self.index.sha256}:{self.dtype.name}" if self.index.has_digests else self._sample()
+    def known_as(self) -> Fingerprint:
+        return Fingerprint(self._known_by, self._content, self._sample, self.index.table.values["sha256"])
 
-    def fingerprint_of(self, batches: Batches) -> str:
+    @property
+    def _known_by(self) -> Known:
         if self.index.live_id:
-            return live_fingerprint(self.index.live_id, batches.meta)
+            return Known.LIVE
         if not self.is_cut:
-            return content_fingerprint(self.index.table.values["sha256"], batches.meta)
+            return Known.STORED
         if self._is_lone_hdf5:
-            return sampled_fingerprint(batches)  # that of the file, so that states fit it
-        return f"{self.fingerprint_for_cache(batches)}:{batches.windows.in_text}"
+            return Known.LONE  # as the file alone, so that states fit it
+        return Known.STREAM if self.is_stream else Known.RECORDS
 
-    def fingerprint_for_cache(self, batches: Batches) -> str:
-        if not self.is_cut or self._is_lone_hdf5:
-            return batches.fingerprint
-        if self.is_stream and self.index.has_digests:
-            return f"tokens:{self.index.sha256}:{self.dtype.name}"
-        return self._sample()
+    def _content(self) -> str:
+        if self.index.live_id:
+            return f"{LIVE_PREFIX}{self.index.live_id}"
+        return content_text(self.index.sha256, self.dtype) if self.index.has_digests else ""
 
     @property
     def _is_lone_hdf5(self) -> bool:

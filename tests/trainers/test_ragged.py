@@ -62,6 +62,8 @@ def datasets(path):
 
 
 LAYOUTS = {"offsets": with_offsets, "ends": with_ends, "lengths": with_lengths, "lists": lists, "datasets": datasets}
+#: The options that name lengths, which are not looked for.
+OF_LENGTHS = {"dataset": "x/values", "offsets": "x/lengths"}
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -74,8 +76,9 @@ def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
     name, path = layout
     for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LISTS", "_GROUP_BYTES", "_BLOCK_LENGTHS"):
         monkeypatch.setattr(ragged, limit, block)
-    assert fits("ragged", path)
-    source = pickle.loads(pickle.dumps(open_ragged([path])))
+    named = OF_LENGTHS if name == "lengths" else {}
+    assert fits("ragged", path) == (not named)
+    source = pickle.loads(pickle.dumps(open_ragged([path], **named)))
     found = documents_of(source)
     assert found.tokens == DOCUMENTS
     assert found.rows == list(range(1, len(DOCUMENTS) + 1))
@@ -87,15 +90,17 @@ def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
 @pytest.mark.thin
 def test_their_documents_and_fields_are_converted(layout, tmp_path):
     name, path = layout
-    convert(path, "stream", tmp_path / "stream")
+    named = OF_LENGTHS if name == "lengths" else {}
+    convert(path, "stream", tmp_path / "stream", **named)
     with open_corpus(tmp_path / "stream") as stream:
         assert [stream.documents[number].ids.tolist() for number in range(stream.document_count)] == DOCUMENTS
         assert stream.documents[3].source == str(path)
         labels = None if name == "datasets" else stream.field("labels").tokens[0 : len(IDS)]
     if labels is not None:
         np.testing.assert_array_equal(labels, LABELS)
+    options = [word for option, value in named.items() for word in (f"--{option}", value)]
     report = report_of(
-        zb, "convert", path, tmp_path / "rows", "--seq-len", 8, "--batch-size", 2, "--packing", "best-fit"
+        zb, "convert", path, tmp_path / "rows", "--seq-len", 8, "--batch-size", 2, "--packing", "best-fit", *options
     )
     assert report["num_batches"] > 0
     with open_reader(tmp_path / "rows") as reader:
@@ -153,7 +158,9 @@ def test_a_layout_that_is_not_certain_has_to_be_named(tmp_path):
     message = one_error(run_zb("convert", path, tmp_path / "o", "--to", "stream"), 1)
     pairs = [f"--dataset='{each}/values', --offsets='{each}/offsets'" for each in "xy"]
     assert f"found {'; '.join(pairs)}: name" in message
-    assert message.endswith("name the values, the lists or the group by --dataset, and the ends by --offsets")
+    assert message.endswith(
+        "name the values, the lists or the group by --dataset, and the ends or lengths by --offsets"
+    )
     named = ("--dataset", "x/values", "--offsets", "x/offsets")
     report_of(zb, "convert", path, tmp_path / "out", "--to", "stream", *named)
     with open_corpus(tmp_path / "out") as stream:
@@ -187,15 +194,13 @@ BAD_OFFSETS = {
 }
 
 
-def test_lengths_are_found_by_their_name_and_their_sum(tmp_path):
-    found = documents_of(open_ragged([values_with(tmp_path / "x.h5", np.array(LENGTHS), "any")], offsets="x/any",
-                                     dataset="x/values"))  # fmt: skip
-    assert found.tokens == DOCUMENTS
-    assert not fits("ragged", tmp_path / "x.h5")  # no number of that name is added up
+def test_lengths_are_named_and_add_up(tmp_path):
+    path = with_lengths(tmp_path / "x.h5")
+    is_refused(FormatError, lambda: convert(path, "stream", tmp_path / "out"), match="x/lengths")  # no guess
     for lengths in (np.array([*LENGTHS[:-1], LENGTHS[-1] + 1]), np.array([-1, *LENGTHS, 1])):
-        assert not fits("ragged", values_with(tmp_path / "y.h5", lengths, "lengths"))
-    path = with_lengths(tmp_path / "z.h5")
-    source = open_ragged([path])
+        other = values_with(tmp_path / "y.h5", lengths, "lengths")
+        is_refused(FormatError, lambda other=other: open_ragged([other], **OF_LENGTHS), match="that add up to them")
+    source = open_ragged([path], **OF_LENGTHS)
     with h5py.File(path, "r+") as h5:
         h5["x/lengths"][0] = 5000
     is_refused(FormatError, lambda: documents_of(source))

@@ -1,9 +1,9 @@
 """HDF5 files of documents, of any program: values with offsets, lists of variable length, a dataset for each document.
 
 *Values with offsets*: one dataset of all ids, and one in its group of where each document begins and the last one ends
-(N + 1 numbers), of where each one ends (N), or of their lengths (N). *Lists*: one dataset of N lists
-(`h5py.vlen_dtype`). Other datasets of the same shape in the group are fields. *A dataset for each document*: a group of
-1-D datasets, in the order of the numbers in their names.
+(N + 1 numbers), of where each one ends (N), or of their lengths (N), where it is named. *Lists*: one dataset of N
+lists (`h5py.vlen_dtype`). Other datasets of the same shape in the group are fields. *A dataset for each document*: a
+group of 1-D datasets, in the order of the numbers in their names.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ from zb_hdf5.text.lacking_text import IDS_COLUMNS
 
 #: The name of the format.
 RAGGED: Final = "ragged"
-#: Names of datasets that have the lengths of documents: no others are added up.
-_LENGTH_NAMES: Final = frozenset(
-    {"length", "lengths", "lens", "seq_lens", "seq_lengths", "doc_lens", "doc_lengths", "document_lengths"}
-)
 #: Words in names of datasets that have the ends of documents, and of those that have offsets, which begin with 0.
-_END_WORDS: Final = frozenset({"end", "ends"})
+#: Lengths of which all but the last one are 0 are ends, too.
+_END_WORDS: Final = frozenset({"end", "ends", "length", "lengths", "lens"})
 _OFFSET_WORDS: Final = frozenset(
     (
         *("offset", "offsets", "start", "starts", "begin", "begins", "index", "indices", "idx", "indptr"),
@@ -159,39 +156,15 @@ def _ascends(stored: h5py.Dataset) -> bool:
 
 
 def _pairs_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
-    """Return the datasets of numbers that ascend to the number of values in one beside them, or are their lengths."""
+    """Return the datasets of numbers that ascend to the number of values in one beside them."""
     lasts = {name: int(stored[-1]) for name, stored in numbers.items() if len(stored)}
-    pairs = [
+    return [
         Layout(_OFFSETS, values, offsets)
         for offsets, last in lasts.items()
         for values, stored in numbers.items()
         if offsets != values and last == len(stored) and _group_of(offsets) == _group_of(values)
         if _base(values) not in FIELD_NAMES and _ascends(numbers[offsets])
     ]
-    return pairs or _lengths_in(numbers)
-
-
-def _lengths_in(numbers: Mapping[str, h5py.Dataset]) -> list[Layout]:
-    """Return the datasets of this name that add up to the number of values in one beside them."""
-    sums = {name: _sum_of(stored) for name, stored in numbers.items() if _base(name) in _LENGTH_NAMES}
-    return [
-        Layout(_OFFSETS, values, lengths)
-        for lengths, total in sums.items()
-        for values, stored in numbers.items()
-        if values not in sums and total == len(stored) and _group_of(lengths) == _group_of(values)
-        if _base(values) not in FIELD_NAMES
-    ]
-
-
-def _sum_of(stored: h5py.Dataset) -> int:
-    """Return the sum of lengths; -1 if one is none."""
-    total = 0
-    for first in range(0, len(stored), _BLOCK_LENGTHS):
-        found = stored[first : first + _BLOCK_LENGTHS].astype(np.int64)
-        if not _are_lengths(found):
-            return -1
-        total += int(found.sum())
-    return total
 
 
 def _are_lengths(found: npt.NDArray[np.int64]) -> bool:
@@ -298,7 +271,7 @@ def _layout(path: Path, dataset: str | None, offsets: str | None) -> Layout:
     shown = "; ".join(each.in_words for each in found) or "none of these"
     raise ConvertError(
         f"{path}: expected documents as values with their ends, as lists, or as a group of datasets, found {shown}: "
-        "name the values, the lists or the group by dataset, and the ends by offsets",
+        "name the values, the lists or the group by dataset, and the ends or lengths by offsets",
         options=["dataset", "offsets"],
     )
 
@@ -385,7 +358,7 @@ class OffsetFile(_DocumentFile):
         first, last = self._ends()
         #: The place of the first document of each block of lengths; None: these are offsets or ends.
         self._places: npt.NDArray[np.int64] | None = None
-        if last != self._values.num_tokens or _base(layout.offsets) in _LENGTH_NAMES:
+        if last != self._values.num_tokens:
             self._places = self._places_of_lengths()
         if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
             if not layout.fills:

@@ -1,6 +1,7 @@
 """Real file systems of which this host is only a client: two mounts of a folder are two nodes that share it."""
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -15,7 +16,7 @@ from commandline import succeed
 from on_slurm import digests, within
 from processes import output_of
 
-from zb_hdf5 import FollowingLoader, Loader, UnavailableError, ZbError, open_reader, open_writer
+from zb_hdf5 import FollowingLoader, Loader, UnavailableError, ZbError, open_corpus, open_reader, open_writer
 from zb_hdf5.commands.zb import zb
 
 pytestmark = pytest.mark.slow
@@ -106,6 +107,23 @@ def test_conversion_and_reading(mounts, work):
             loader.batches.read_records_into(records, rows)
         np.testing.assert_array_equal(*gathered)
         assert str(node) not in Path("/proc/self/maps").read_text()
+
+
+def test_files_that_each_mount_numbers_anew_are_read(mounts):
+    np.save(mounts.shared / "0.npy", np.arange(1000, dtype=np.uint16))
+    node = mounts.mount("node")
+    with open_corpus(node) as corpus:
+        sent = pickle.dumps(corpus)
+        known = (node / "0.npy").stat()
+    mounts.end(node)
+    for number in range(5):
+        mounts.mount(f"other-{number}")  # takes the number of the device
+    assert mounts.mount("node") == node
+    found = (node / "0.npy").stat()
+    assert (found.st_size, found.st_mtime_ns) == (known.st_size, known.st_mtime_ns)
+    assert (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino)
+    with pickle.loads(sent) as corpus:
+        assert corpus.tokens[7:9].tolist() == [7, 8]
 
 
 def test_one_writer_on_a_node(mounts, work):

@@ -87,5 +87,7 @@ def test_the_descriptor_of_a_look_goes_to_whoever_reads_on(tmp_path):
     with Look(tmp_path / "b.bin") as look:
         (tmp_path / "b.bin").write_bytes(b"x")
         assert look.start == b"x"
-        is_refused(FormatError, lambda: LocalFile(tmp_path / "b.bin", (9, 9), "pread", look), match="at least 9 bytes")
+        is_refused(
+            FormatError, lambda: LocalFile(tmp_path / "b.bin", identity, "pread", look), match="at least 8,000 bytes"
+        )
     assert open_descriptors() == before

@@ -23,7 +23,8 @@ from benchmarks import memory_cap
 from zb_hdf5 import DocumentLoader, Loader, MixedLoader, convert, open_corpus, open_reader
 from zb_hdf5.files import residency, tokens
 from zb_hdf5.files.direct_reads import DirectReads
-from zb_hdf5.files.ranges import LocalFile, in_memory
+from zb_hdf5.files.file_systems import in_memory
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.residency import READS_UNTIL_LOOK, SURROUNDINGS, WATCHED_ONE_IN, Residency
 
 ALONE = {"rank": 0, "world_size": 1}

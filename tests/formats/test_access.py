@@ -12,7 +12,7 @@ from descriptors import is_mapped
 from source_tokens import ALL, make_stream
 
 from zb_hdf5 import ArgumentError, Loader, convert, open_corpus, open_reader
-from zb_hdf5.files.ranges import network_file_system
+from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.store.rebuild import index_files
 
 SHAPE = (32, 64)

@@ -19,7 +19,7 @@ from processes import in_forks
 
 from zb_hdf5 import IncompleteError, Loader, open_reader
 from zb_hdf5.files import threads
-from zb_hdf5.files.ranges import in_memory
+from zb_hdf5.files.file_systems import in_memory
 from zb_hdf5.files.threads import ReadPool, read_ahead
 from zb_hdf5.loaders import ahead
 from zb_hdf5.loaders.ahead import HINTED_TOGETHER, BatchHints, hint_ahead

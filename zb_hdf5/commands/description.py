@@ -25,12 +25,13 @@ from zb_hdf5.converters.conversion import WHOLE
 from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, ChecksumError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.files.listing import counts_of_left_out, kept_listings
 from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
-from zb_hdf5.files.ranges import Extents, network_file_system
+from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.loaders.stored_targets import problem_of_targets

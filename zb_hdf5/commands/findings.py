@@ -15,9 +15,9 @@ from typing import Final
 from zb_hdf5.commands.description import describe_layout, layout_text
 from zb_hdf5.console import message_of
 from zb_hdf5.errors import UnavailableError
+from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.files.paths import DESCRIPTORS_PER_MAPPED_FILE, RemotePath, any_path, room_under
 from zb_hdf5.files.publishing import NO_LOCKS
-from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.packages import h5py, require_package

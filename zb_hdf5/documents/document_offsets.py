@@ -10,8 +10,9 @@ import numpy.typing as npt
 from zb_hdf5.documents.table_file import Side, TableFile
 from zb_hdf5.errors import ChecksumError, FormatError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity, on_failure
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
 from zb_hdf5.hdf5.h5_attributes import read_marker, text_of

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces, ends_of, ranges
 from zb_hdf5.errors import ChecksumError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.files.paths import Identity, RemotePath, access_to_tables, any_path, on_failure, require_bytes
+from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.paths import RemotePath, access_to_tables, any_path, on_failure, require_bytes
 from zb_hdf5.files.ranges import LocalFile, Ranges, open_ranges
 from zb_hdf5.hdf5.h5_attributes import require_version, text_of
 from zb_hdf5.hdf5.h5_dataset import own_dataset

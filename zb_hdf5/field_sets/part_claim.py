@@ -15,13 +15,13 @@ import json
 import os
 import secrets
 import socket
-from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from zb_hdf5.errors import UnavailableError
 from zb_hdf5.files.paths import on_failure, read_whole
 from zb_hdf5.files.publishing import NO_LOCKS, disk_errors, fsync_directory, is_at, write_fully
+from zb_hdf5.files.this_host import boot
 from zb_hdf5.spec import CLAIM_SUFFIX
 
 #: Seconds after which a claim that nobody has touched is taken over.
@@ -59,24 +59,16 @@ class Owner(NamedTuple):
         """Return this process, with a random text."""
         pid = os.getpid()
         job = next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
-        return cls(socket.gethostname(), _boot(), pid, _start_of(pid), job, secrets.token_hex(8))
+        return cls(socket.gethostname(), boot(), pid, _start_of(pid), job, secrets.token_hex(8))
 
     @property
     def is_dead(self) -> bool:
         """Whether this host has no such process any more; of another host nothing is known."""
-        return (self.host, self.boot) == (socket.gethostname(), _boot()) and _start_of(self.pid) != self.started
+        return (self.host, self.boot) == (socket.gethostname(), boot()) and _start_of(self.pid) != self.started
 
     def __str__(self) -> str:
         job = f" of job {self.job}" if self.job else ""
         return f"process {self.pid}{job} on {self.host}"
-
-
-@cache
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux
-        return ""
 
 
 def _start_of(pid: int) -> str:

@@ -21,9 +21,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.files.c_library import libc
+from zb_hdf5.files.file_systems import file_system
 from zb_hdf5.files.forks import generation
 from zb_hdf5.files.paths import files_at_hand, open_with_room
-from zb_hdf5.files.ranges import LocalFile, file_system, libc
+from zb_hdf5.files.ranges import LocalFile
 
 #: Offset, length and memory of a direct read are multiples of this: the largest block of any disk.
 ALIGNED: Final = 4096

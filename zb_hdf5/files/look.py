@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.paths import Identity, RemotePath, open_file, regular, require_regular
+from zb_hdf5.files.identity import FileIdentity, Identity, identity_of, require_identity
+from zb_hdf5.files.objects import RemoteObject
+from zb_hdf5.files.paths import RemotePath, regular, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
 HEAD_BYTES: Final = 4096
@@ -70,9 +72,11 @@ class Look:
     @cached_per_process
     def start(self) -> bytes:
         """The first bytes of the file, at most `HEAD_BYTES`."""
-        if self.is_far:
-            with open_file(self.path) as file:
-                return file.read(HEAD_BYTES)
+        if isinstance(self.path, RemotePath):
+            source = RemoteObject(self.path.url)
+            found = bytes(source.read(0, HEAD_BYTES, whole=False))
+            self.identity = source.identity  # the answer has it
+            return found
         return os.pread(self._opened(), HEAD_BYTES, 0)
 
     def read(self, num_bytes: int, offset: int) -> bytes:
@@ -83,29 +87,29 @@ class Look:
 
     @cached_per_process
     def num_bytes(self) -> int:
-        """The size of a file of this machine."""
-        return self._status.st_size
+        """The size of the file."""
+        return int(self.identity[0])
 
     @cached_per_process
     def identity(self) -> Identity:
-        """The identity of a file of this machine, with which a later open of it is compared. See `identity_of`."""
-        return self._status.st_size, self._status.st_mtime_ns
-
-    @cached_per_process
-    def _status(self) -> os.stat_result:
-        """The status of a file that is not open: `_opened` has that of one that is."""
+        """The identity of the file, with which a later open of it is compared."""
+        if isinstance(self.path, RemotePath):
+            return RemoteObject(self.path.url).identity
         status = os.stat(self.path)
         require_regular(status.st_mode, self.path)
-        return status
+        return FileIdentity.of(status)
 
     def _opened(self) -> int:
         """Return the descriptor of the file."""
         if self._fd is None:
             self._fd = regular(self.path)
-            status = self._status = os.fstat(self._fd)
-            self.num_bytes = status.st_size
-            self.identity = status.st_size, status.st_mtime_ns
+            self.identity = identity_of(self._fd)
+            self.num_bytes = int(self.identity[0])
         return self._fd
+
+    def require(self, known: Identity | None) -> None:
+        """Open the file; `FormatError` unless it is the one of a look before. None: any."""
+        require_identity(self._opened(), known, self.path)
 
     def release(self) -> int | None:
         """Return the open descriptor, which the caller closes from now on; None: the file is not open."""

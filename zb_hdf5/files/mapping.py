@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from zb_hdf5.files.ranges import MAP_NORESERVE, libc
+from zb_hdf5.files.c_library import libc
+from zb_hdf5.files.ranges import MAP_NORESERVE
 from zb_hdf5.spec import TokenArray
 
 MAP_FIXED: Final = 0x10  # Linux on x86 and Arm

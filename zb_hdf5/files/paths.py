@@ -1,6 +1,6 @@
 """Paths of this machine and URLs of objects, and the open files of stores, as many as a process may have.
 
-Files keep their identity: a FIFO does not block the process, and another file does not pass for the expected one.
+A FIFO does not block the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path, PosixPath
-from typing import Any, BinaryIO, Final, Generic, TypeAlias, TypeVar, cast, overload
+from typing import Any, BinaryIO, Final, Generic, TypeVar, cast, overload
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.bounded import require_bounded, whole_of
@@ -150,12 +150,6 @@ def require_remote_access(path: Path, access: str) -> None:
         raise BackendError(f"{path}: access={access!r} needs a file of this machine; leave it at 'auto'")
 
 
-#: The facts that differ for a later file of the same name; see `identity_of`.
-Identity: TypeAlias = tuple[Any, ...]
-#: An open file: its descriptor, or an object.
-Handle: TypeAlias = int | RemoteObject
-
-
 def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`."""
     try:
@@ -209,7 +203,7 @@ def read_whole(path: str | os.PathLike[str], most: int | None = None, remedy: Re
         return whole_of(file, path, most, remedy)
 
 
-def size_of(handle: Handle) -> int:
+def size_of(handle: int | RemoteObject) -> int:
     """Return the size of an open file."""
     return os.fstat(handle).st_size if isinstance(handle, int) else handle.num_bytes
 
@@ -222,38 +216,6 @@ def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
         raise FormatError(f"{path}: expected a file, found a FIFO, a socket or a device; copy it into a file")
 
 
-def identity_of(handle: Handle, *, growing: bool = False) -> Identity:
-    """Return (size, mtime_ns) of a published file, which never change, or (inode,) of one that is being written."""
-    if not isinstance(handle, int):
-        return handle.identity
-    status = os.fstat(handle)
-    return (status.st_ino,) if growing else (status.st_size, status.st_mtime_ns)
-
-
-def require_identity(handle: Handle, expected: Identity, path: Path) -> None:
-    """Raise `FormatError` if the file that was opened now is not the file that was opened first."""
-    found = identity_of(handle, growing=len(expected) == 1)
-    if found != expected:
-        if len(expected) == 1:
-            what = "inode"
-        elif isinstance(handle, int):
-            what = "(size, mtime_ns)"
-        else:
-            what = "(size, ETag)"
-        raise FormatError(
-            f"{path}: changed since it was opened: expected {what} {expected}, found {found}; open it again"
-        )
-
-
-def require_unreplaced(path: Path, known: Identity) -> None:
-    """Raise as `require_identity` unless a file of this machine is the one that has been opened."""
-    fd = regular(path)
-    try:
-        require_identity(fd, known, path)
-    finally:
-        os.close(fd)
-
-
 def cut_short(path: Path, expected: str, found: int) -> IncompleteError:
     """Return the error of a file that has become shorter since it was opened."""
     return IncompleteError(
@@ -263,7 +225,7 @@ def cut_short(path: Path, expected: str, found: int) -> IncompleteError:
     )
 
 
-def require_bytes(claimed: int, handle: Handle, path: Path, what: str) -> None:
+def require_bytes(claimed: int, handle: int | RemoteObject, path: Path, what: str) -> None:
     """Raise `IncompleteError` if a file claims to hold more bytes than it has, before anything of that size is made."""
     size = size_of(handle)
     if claimed > size:

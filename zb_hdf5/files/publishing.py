@@ -21,8 +21,8 @@ from typing import Any, Final, Self
 import numpy.typing as npt
 
 from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
+from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, open_file, regular
-from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
 from zb_hdf5.files.replaced_folder import left_aside, remove_aside, replace_folder, settle_replaced
 from zb_hdf5.files.urls import without_secrets

@@ -6,7 +6,6 @@ its chunk index; from here on both are the same.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -15,7 +14,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from os import SEEK_END, lseek
 from pathlib import Path
@@ -25,19 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError
+from zb_hdf5.files.file_systems import in_memory, network_file_system
+from zb_hdf5.files.identity import Identity, require_identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import (
-    Identity,
-    RemotePath,
-    any_path,
-    cut_short,
-    identity_of,
-    on_failure,
-    open_with_room,
-    regular,
-    require_identity,
-)
+from zb_hdf5.files.paths import RemotePath, any_path, cut_short, on_failure, open_with_room, regular
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.spec import TokenArray
 
@@ -199,35 +190,6 @@ class Extents:
 MAP_NORESERVE: Final = 0x4000  # Linux on x86 and Arm; the mmap module has it from Python 3.13 on
 
 
-@cache
-def libc() -> ctypes.CDLL:
-    """Return the C library of this process, for the calls that Python lacks."""
-    return ctypes.CDLL(None, use_errno=True)
-
-
-#: statfs(2) type -> name, for file systems whose pages come over a network. There a page fault is a round trip
-#: that holds up the whole process, and a mapping of a file that changes elsewhere is a bus error.
-NETWORK_FILE_SYSTEMS: Final[dict[int | None, str]] = {
-    -1: "unreachable",  # mapped pages of a file system that does not answer would be bus errors
-    0x6969: "nfs",
-    0x0BD00BD0: "lustre",
-    0x47504653: "gpfs",
-    0x19830326: "beegfs",
-    0xFF534D42: "cifs",
-    0xFE534D42: "smb2",
-    0x517B: "smb",
-    0x00C36400: "ceph",
-    0x65735546: "fuse",
-    0x01021997: "9p",
-    0xAAD7AAEA: "panfs",
-    0x5346414F: "afs",
-    0x7461636F: "ocfs2",
-    0x01161970: "gfs2",
-}
-#: statfs(2) types of tmpfs and ramfs.
-MEMORY_FILE_SYSTEMS: Final = frozenset({0x01021994, 0x858458F6})
-
-
 class LocalFile:
     """One immutable file of this machine, or a small object, which is fetched into a temporary file without a name.
 
@@ -260,12 +222,11 @@ class LocalFile:
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         with on_failure(self._close_descriptor):  # now, not when the last traceback that holds this object is gone
             self.size = os.fstat(self.fd).st_size
-            if identity and len(identity) == 2 and self.size < identity[0]:
+            if identity and self.size < identity[0]:
                 raise cut_short(path, f"at least {identity[0]:,} bytes", self.size)
+            known = identity if isinstance(path, RemotePath) else None  # it was compared when it was fetched
             #: The facts that differ for a later file of the same name.
-            self.identity: Identity = identity or identity_of(self.fd)
-            if identity and not isinstance(path, RemotePath):  # an object was compared when it was fetched
-                require_identity(self.fd, identity, path)
+            self.identity: Identity = known or require_identity(self.fd, identity, path)
 
     def _descriptor(self, path: Path, identity: Identity | None) -> int:
         if not isinstance(path, RemotePath):
@@ -418,23 +379,6 @@ def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
     return done
 
 
-def file_system(file: Path | int) -> int | None:
-    """Return the magic number of the file system of a path or an open file; -1: it does not answer; None: unknown."""
-    buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
-    if isinstance(file, int):
-        failed = libc().fstatfs(file, buffer)
-    else:
-        failed = libc().statfs(os.fsencode(file), buffer)
-    if failed:
-        return None if ctypes.get_errno() == errno.ENOENT else -1
-    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
-
-
-def network_file_system(file: Path | int) -> str | None:
-    """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
-    return NETWORK_FILE_SYSTEMS.get(file_system(file))
-
-
 def page_in_memory(fd: int, offset: int) -> bool:
     """Return whether the page of an offset can be read without waiting, as far as the system reports it."""
     try:
@@ -443,8 +387,3 @@ def page_in_memory(fd: int, offset: int) -> bool:
         return error.errno == errno.EOPNOTSUPP and in_memory(fd)
     except AttributeError:  # the system cannot answer
         return False
-
-
-def in_memory(file: Path | int) -> bool:
-    """Return whether a path or an open file is in a tmpfs or ramfs: no read waits there."""
-    return file_system(file) in MEMORY_FILE_SYSTEMS

@@ -14,8 +14,8 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
+from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.ranges import libc
 from zb_hdf5.files.replaced_files import REPLACED_SUFFIX, hidden_beside
 from zb_hdf5.notes import note
 

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ClosedError
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import FilePart, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject, read_objects
-from zb_hdf5.files.paths import Identity, cut_short, require_remote_access
+from zb_hdf5.files.paths import cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, open_ranges, page_in_memory
 from zb_hdf5.files.residency import Residency

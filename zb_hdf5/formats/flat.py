@@ -22,10 +22,10 @@ from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.field_files import ids_among, require_no_fields
 from zb_hdf5.files.foreign_ids import ForeignIds
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents

@@ -11,7 +11,7 @@ import numpy as np
 from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.field_files import require_one_dtype
-from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.read_as import is_a_stream
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 
@@ -44,6 +44,8 @@ class FlatFacts(NamedTuple):
         The ids of a record, of a file that holds records; None: it is a stream.
     identity
         The identity that the file had: another file of its name is refused when it is opened. None: any file.
+    documents_identity
+        That of the file of documents beside it, which is compared in the same way. None: there is none.
     column
         The ids of an HDF5 file, as the look has found them; None: of another file.
     """
@@ -56,6 +58,7 @@ class FlatFacts(NamedTuple):
     fields: tuple[Field, ...] = ()
     record_tokens: int | None = None
     identity: Identity | None = None
+    documents_identity: Identity | None = None
     column: Column | None = None
 
     @classmethod
@@ -63,6 +66,10 @@ class FlatFacts(NamedTuple):
         """Return the facts of an HDF5 file, by the dataset of its tokens."""
         facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
         return facts._replace(identity=column.identity, column=column)
+
+    def as_known(self, documents: Identity | None) -> FlatFacts:
+        """Return the facts of a file that is looked at again: another file of its documents is refused. None: any."""
+        return self if documents is None else self._replace(documents_identity=documents)
 
     @property
     def layout(self) -> str:

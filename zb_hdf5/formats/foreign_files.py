@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from zb_hdf5.errors import BackendError, FormatError, Remedy, ZbError
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.foreign import warn_of_mask

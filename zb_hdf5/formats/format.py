@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.errors import BackendError, Remedy
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, train_first
-from zb_hdf5.files.paths import Identity, RemotePath
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.read_as import AS_STORED, ReadAs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
-from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents
 from zb_hdf5.hdf5.written_rows import RowRuns

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity, any_path
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, LocalFile
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.corpus import Corpus

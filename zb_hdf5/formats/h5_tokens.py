@@ -16,8 +16,9 @@ from zb_hdf5.files.checked import UnitTokens
 from zb_hdf5.files.codecs import CodedChunks, Decoded
 from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import OwnLock
+from zb_hdf5.files.identity import Handle
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Handle, cut_short, size_of
+from zb_hdf5.files.paths import cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import Converted, Tokens, Wait, open_extents

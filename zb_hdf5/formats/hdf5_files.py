@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.errors import Remedy, UnverifiableError
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS, warn_of_mask
 from zb_hdf5.formats.foreign_files import ForeignFiles

@@ -12,7 +12,7 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
-from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.foreign import (
     can_be_field,

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity, any_path, open_file, open_with_room, read_whole, regular
+from zb_hdf5.files.paths import any_path, open_file, open_with_room, read_whole, regular
 from zb_hdf5.files.publishing import disk_errors, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
@@ -98,7 +99,7 @@ class BatchCorpus(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class FoundBatches(Found):
-    """A lone `.batch` file of this machine that a look has found.
+    """A lone `.batch` file that a look has found.
 
     Attributes
     ----------
@@ -116,8 +117,6 @@ class LoneBatches(Format):
     """Lone `.batch` files."""
 
     def found_file(self, look: Look) -> Found:
-        if look.is_far:
-            return super().found_file(look)
         path = look.path
         header = checked_header(look.start[:HEADER_BYTES], look.num_bytes, path)
         return FoundBatches(path, self.name, BATCHES_LAYOUT, header=header, identity=look.identity)

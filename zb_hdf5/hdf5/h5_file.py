@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import FormatError, IncompleteError, UnavailableError, ZbError
+from zb_hdf5.files.identity import Handle, Identity, identity_of, require_identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import ObjectFile, RemoteObject
-from zb_hdf5.files.paths import Handle, Identity, RemotePath, identity_of, on_failure, require_identity, require_regular
+from zb_hdf5.files.paths import RemotePath, on_failure, require_regular
 from zb_hdf5.files.publishing import NO_LOCKS, PARTIAL_SUFFIX
 from zb_hdf5.hdf5.odd_types import way_of_odd_types
 from zb_hdf5.packages import h5py

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.files.paths import Identity
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.hdf5.h5_file import open_h5_for_reading
 from zb_hdf5.packages import h5py
 

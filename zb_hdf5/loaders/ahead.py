@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.errors import ArgumentError, UnavailableError
+from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.objects import MAX_READS
-from zb_hdf5.files.ranges import network_file_system
 from zb_hdf5.files.threads import MAX_THREADS, read_ahead
 from zb_hdf5.files.tokens import Tokens, Wait
 from zb_hdf5.loaders.order import StoredRequest

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, format_bytes, parse_size
 from zb_hdf5.files.checked import UnitTokens, crc32_of
+from zb_hdf5.files.identity import identity_of
 from zb_hdf5.files.paths import RemotePath, local_path, read_whole
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
@@ -114,7 +115,7 @@ class CachedColumn:
         self._marks_fd = self._keep_open(self._path.with_name(self._path.name + ".marks"))
         self._mend_size()
         extents = Extents([Run(0, self._bytes, self._num_units)], self._bytes)
-        file = LocalFile(self._path, (os.fstat(self._fd).st_ino,), "pread")
+        file = LocalFile(self._path, identity_of(self._fd, growing=True), "pread")
         self.rows = FileTokens(file, extents, self._dtype, self._num_units * self._unit)
         self._closers.append(self.rows.close)
 
@@ -388,7 +389,7 @@ def _files_of(corpus: Corpus) -> str:
     """Return the facts that differ for other files, or folders of files, of the same size."""
     path = corpus.path if isinstance(corpus.path, RemotePath) else corpus.path.absolute()
     if corpus.tokens.identity:
-        return f"{path}:{corpus.tokens.identity}"
+        return f"{path}:{corpus.tokens.identity[:2]}"  # the size and the time of a file, or of an object its ETag
     try:
         found = [(file.name, os.stat(file)) for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     except OSError as error:

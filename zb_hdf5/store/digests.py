@@ -14,6 +14,7 @@ import numpy as np
 
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.checked import crc32_of
+from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.listing import kept_listings, name_below
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
@@ -399,8 +400,10 @@ def _digest_of(flat: FlatFormat, progress: Count, found: FlatFacts) -> FlatDiges
             crc32 += map(crc32_of, chunks)
             progress(chunks.size)
         documents = "" if found.num_documents is None else documents_sha256(flat.document_offsets(found))
-        now = path.stat()
-        if (now.st_size, now.st_mtime_ns) != corpus.tokens.identity:
-            raise IncompleteError(f"{path}: was changed while its digests were made; wait for its writer")
+        try:
+            require_unreplaced(path, corpus.tokens.identity)
+        except FormatError as error:
+            raise IncompleteError(f"{path}: was changed while its digests were made; wait for its writer") from error
+        num_bytes = corpus.tokens.identity[0]
     rows = np.array(crc32, ">u4").tobytes().hex()
-    return FlatDigest(now.st_size, found.dtype.str, found.num_tokens, sha256.hexdigest(), documents, rows)
+    return FlatDigest(num_bytes, found.dtype.str, found.num_tokens, sha256.hexdigest(), documents, rows)

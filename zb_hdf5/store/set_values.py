@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ChecksumError
 from zb_hdf5.files.checked import Crc32Rows, UnitTokens, checked
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
 from zb_hdf5.spec import SET_INDEX, TokenArray

@@ -26,10 +26,11 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.files.checked import Checked, Crc32Rows, checked, crc32_of, stored_crc32, take_units
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
+from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import Identity, OpenFiles, RemotePath, files_at_hand, on_failure
+from zb_hdf5.files.paths import OpenFiles, RemotePath, files_at_hand, on_failure
 from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
@@ -100,9 +101,12 @@ class Sharded(Tokens):
         self._beside = beside
         self.found = dict(found or {})
         self.identities = dict[int, Identity]()
+        self.document_identities = dict[int, Identity]()
         for number, each in self.found.items():
             if each.identity is not None:
                 self.identities[number] = each.identity
+            if isinstance(each, FlatFacts) and each.documents_identity is not None:
+                self.document_identities[number] = each.documents_identity
         self.dtype = index.meta.dtype
         self.unit = index.meta.batch_tokens
         self.name = str(folder)
@@ -533,7 +537,7 @@ class Sharded(Tokens):
         if isinstance(found, FlatFacts):
             return found
         with Look(path) as look:
-            return flat.facts(look)
+            return flat.facts(look).as_known(self.document_identities.get(number))
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""

@@ -156,6 +156,7 @@ class StoreCorpus(Corpus):
             index,
             shards.starts,
             shards.identities,
+            shards.document_identities,
             self._reads,
             shards.asked,
             shards.found,

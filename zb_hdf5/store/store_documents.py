@@ -16,8 +16,9 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, piec
 from zb_hdf5.documents.record_documents import RecordDocuments, pieces_of_parts
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import cached_per_process
+from zb_hdf5.files.identity import Identity, require_unreplaced
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity, RemotePath, compute_once, require_unreplaced
+from zb_hdf5.files.paths import RemotePath, compute_once
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Corpus
@@ -151,6 +152,8 @@ class StreamDocuments(RecordDocuments):
         The first token of each file, and the end of the last one.
     identities
         The identities of the files that were open, by their numbers; another file of such a name is refused.
+    document_identities
+        Those of the files of documents beside them, which were looked at.
     verify, access
         As for `open_reader`.
     found
@@ -168,6 +171,7 @@ class StreamDocuments(RecordDocuments):
         index: ShardIndex,
         starts: Sequence[int],
         identities: Mapping[int, Identity],
+        document_identities: Mapping[int, Identity],
         verify: str,
         access: str,
         found: Mapping[int, Column | FlatFacts] | None = None,
@@ -179,6 +183,7 @@ class StreamDocuments(RecordDocuments):
         self._index = index
         self._starts = starts
         self._identities = identities
+        self._document_identities = document_identities
         self._found = found or {}
         self._positions = positions
         self._verify = verify
@@ -315,7 +320,7 @@ class StreamDocuments(RecordDocuments):
         if isinstance(known, FlatFacts):
             return known
         with Look(self._folder / self._names[number]) as look:
-            found = flat.facts(look)
+            found = flat.facts(look).as_known(self._document_identities.get(number))
         num_tokens = self._starts[number + 1] - self._starts[number]
         if found.num_tokens != num_tokens:
             raise FormatError(

@@ -21,11 +21,12 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import FormatError, IncompleteError
 from zb_hdf5.field import Field
+from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.checked import GROUP_BYTES, crc32_of
 from zb_hdf5.files.large_array import large_array
 from zb_hdf5.files.paths import on_failure, regular
 from zb_hdf5.files.publishing import disk_errors, published, write_fully
-from zb_hdf5.files.ranges import libc, read_fully
+from zb_hdf5.files.ranges import read_fully
 from zb_hdf5.hdf5.h5_attributes import CREATOR, create_attribute, create_texts, require_version, text_of
 from zb_hdf5.hdf5.h5_chunks import creation_of
 from zb_hdf5.hdf5.h5_dataset import is_plain, own_dataset

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
+from zb_hdf5.files.identity import require_identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
@@ -71,7 +72,13 @@ class Datatrove(FlatFormat):
                 _require_metadata(look, num_tokens, itemsize)
                 fields = _fields_of(path, num_tokens)
                 return FlatFacts(
-                    path, num_tokens, dtype, num_documents=num_documents, fields=fields, identity=look.identity
+                    path,
+                    num_tokens,
+                    dtype,
+                    num_documents=num_documents,
+                    fields=fields,
+                    identity=look.identity,
+                    documents_identity=ends.identity,
                 )
         raise IncompleteError(
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
@@ -87,6 +94,7 @@ class Datatrove(FlatFormat):
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         index = f"{found.path}{INDEX_SUFFIX}"
         with open(index, "rb", opener=regular) as file:
+            require_identity(file.fileno(), found.documents_identity, Path(index))
             ends = np.fromfile(file, "<u8")
         offsets = np.concatenate([np.zeros(1, np.uint64), ends])
         if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():

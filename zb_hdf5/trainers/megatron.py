@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.identity import FileIdentity, Identity, require_unreplaced
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import Identity
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
 from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat, require_few_empty
@@ -194,7 +194,14 @@ class Megatron(FlatFormat):
         num_tokens = end // index.dtype.itemsize
         require_few_empty(index.path, index.num_sequences, "sequences", num_tokens)
         require_few_empty(index.path, index.num_edges - 1, "documents", num_tokens)
-        return FlatFacts(path, num_tokens, index.dtype, num_documents=index.num_edges - 1, identity=look.identity)
+        return FlatFacts(
+            path,
+            num_tokens,
+            index.dtype,
+            num_documents=index.num_edges - 1,
+            identity=look.identity,
+            documents_identity=index.look.identity,
+        )
 
     def beside(self, path: Path) -> list[Path]:
         return [_index_of(path)]
@@ -207,12 +214,13 @@ class Megatron(FlatFormat):
         identity: Identity | None = None,
         digest: FlatDigest | None = None,
     ) -> FlatCorpus:
-        _require_in_order(found.path)
+        _require_in_order(found)
         return super().open(found, meta, access, identity, digest)
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
-        _require_in_order(found.path)
+        _require_in_order(found)
         with Look(_index_of(found.path)) as look:
+            look.require(found.documents_identity)
             index = _index_at(look, found.path)
             lengths = np.frombuffer(look.read(LENGTH.size * index.num_sequences, HEADER.size), "<i4")
             edges = np.frombuffer(look.read(EDGE.size * index.num_edges, index.edges_at), "<i8")
@@ -236,19 +244,22 @@ def _index_of(path: Path) -> Path:
     return Path(f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}")
 
 
-def _require_in_order(path: Path) -> None:
-    """Raise `FormatError` if the index of a file of ids names a part of it, or another order.
+def _require_in_order(found: FlatFacts) -> None:
+    """Raise `FormatError` if the index of a file of ids was replaced, or names a part of the file, or another order.
 
     That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables.
     """
-    known = os.stat(_index_of(path))
-    _require_rows(path, known.st_size, known.st_mtime_ns)
+    index = _index_of(found.path)
+    if found.documents_identity is not None:
+        require_unreplaced(index, found.documents_identity)
+    _require_rows(found.path, FileIdentity.of(os.stat(index)))
 
 
 @lru_cache(maxsize=4096)
-def _require_rows(path: Path, num_bytes: int, modified_ns: int) -> None:
-    """Check all sequences of an index, once for each size and time that it has."""
+def _require_rows(path: Path, known: FileIdentity) -> None:
+    """Check all sequences of an index, once for each file that it is."""
     with Look(_index_of(path)) as look:
+        look.require(known)
         index = _index_at(look, path)
         end = 0
         for first in range(0, index.num_sequences, ROWS_CHECKED):

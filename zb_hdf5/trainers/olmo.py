@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
+from zb_hdf5.files.identity import Identity, require_identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
@@ -60,7 +61,11 @@ class OlmoFiles(FlatFormat):
         if mask is not None:
             require_mask(mask, found.num_tokens)
             found = found._replace(fields=(LOSS_FIELD,))
-        return found._replace(num_documents=NOT_COUNTED) if _documents_of(path).exists() else found
+        documents = look.of(_documents_of(path))
+        try:
+            return found._replace(num_documents=NOT_COUNTED, documents_identity=documents.identity)
+        except FileNotFoundError:
+            return found
 
     def beside(self, path: Path) -> list[Path]:
         documents = _documents_of(path)
@@ -78,14 +83,12 @@ class OlmoFiles(FlatFormat):
     def num_documents(self, found: FlatFacts) -> int:
         if found.num_documents is None:
             return super().num_documents(found)
-        documents = _documents_of(found.path)
-        known = documents.stat()
-        return _count(documents, known.st_size, known.st_mtime_ns, found.num_tokens)
+        return _count(_documents_of(found.path), found.documents_identity, found.num_tokens)
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:
             return super().document_offsets(found)
-        ends = _ends(_documents_of(found.path), found.num_tokens)
+        ends = _ends(_documents_of(found.path), found.documents_identity, found.num_tokens)
         return np.fromiter(chain([0], ends), np.uint64)
 
 
@@ -109,16 +112,16 @@ def _documents_of(path: Path) -> Path:
 
 
 @lru_cache(maxsize=4096)
-def _count(documents: Path, size: int, modified_ns: int, num_tokens: int) -> int:
-    """Return the number of documents, once for each content of the file: all rows are read for it, and checked."""
-    return sum(1 for _ in _ends(documents, num_tokens))
+def _count(documents: Path, known: Identity | None, num_tokens: int) -> int:
+    """Return the number of documents, once for each file: all rows are read for it, and checked."""
+    return sum(1 for _ in _ends(documents, known, num_tokens))
 
 
-def _ends(documents: Path, num_tokens: int) -> Iterator[int]:
+def _ends(documents: Path, known: Identity | None, num_tokens: int) -> Iterator[int]:
     """Yield the end of each document. Raises as `FlatFormat.document_offsets` does."""
     end = 0
     number = 0
-    for number, (start, stop) in enumerate(_rows(documents), 1):
+    for number, (start, stop) in enumerate(_rows(documents, known), 1):
         if start != end or not start <= stop <= num_tokens:
             raise FormatError(
                 f"{documents}: expected documents that follow each other up to {num_tokens:,}, found {start:,} to "
@@ -135,17 +138,16 @@ def _ends(documents: Path, num_tokens: int) -> Iterator[int]:
         )
 
 
-def _rows(documents: Path) -> Iterator[tuple[int, int]]:
-    """Yield the first two values of each row."""
+def _rows(documents: Path, known: Identity | None) -> Iterator[tuple[int, int]]:
+    """Yield the first two values of each row; `FormatError` unless the file is the known one."""
     number = 0
     try:
-        with (
-            open(documents, "rb", opener=regular) as file,
-            gzip.open(file, "rt", encoding="utf-8", errors="surrogateescape", newline="") as lines,
-        ):
-            for row in csv.reader(iter(lambda: lines.readline(MAX_LINE), "")):
-                number += 1
-                yield int(row[0]), int(row[1])
+        with open(documents, "rb", opener=regular) as file:
+            require_identity(file.fileno(), known, documents)
+            with gzip.open(file, "rt", encoding="utf-8", errors="surrogateescape", newline="") as lines:
+                for row in csv.reader(iter(lambda: lines.readline(MAX_LINE), "")):
+                    number += 1
+                    yield int(row[0]), int(row[1])
     except FormatError:  # it is not a file
         raise
     except EOFError as error:

@@ -137,16 +137,16 @@ def open_broken_raw(path):
 
 
 class RawFormat(Format):
-    def open_file(self, path, **options):
-        return RawCorpus(path, **options)
+    def open(self, file):
+        return RawCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity)
 
     def open_broken(self, path):
         return open_broken_raw(path)
 
 
 class TailFormat(Format):
-    def open_file(self, path, **options):
-        return TailCorpus(path, **options)
+    def open(self, file):
+        return TailCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity)
 
 
 def row_of(name, place, writer, **more):

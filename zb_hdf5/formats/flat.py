@@ -5,19 +5,18 @@ Such files hold no digests; they may have been made, and kept in a file of their
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, BackendError, ChecksumError, FormatError, IncompleteError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.field_files import ids_among, require_no_fields
@@ -30,59 +29,16 @@ from zb_hdf5.files.ranges import Extents, Range, Run
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.tokens import FileTokens, Tokens, open_extents
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import Format, Found
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.spec import NOT_COUNTED, StoreMeta
 
 #: Sequences or documents without ids in a file, at most.
 MAX_EMPTY: Final = 1 << 22
 #: A loss mask of one byte for each id, in a file of its own.
 LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
-
-
-class FlatDigest(NamedTuple):
-    """The digests of one flat file, over its ids as it has them.
-
-    Attributes
-    ----------
-    num_bytes
-        The size of the file.
-    dtype
-        The dtype of an id in the file, as numpy spells it: "<u2".
-    num_tokens
-        Its ids.
-    sha256
-        The digest of the bytes of all ids.
-    documents_sha256
-        Of `FlatFormat.document_offsets`, as u8; "" if the file counts as one document.
-    crc32
-        The crc32 of each chunk of the stream, in `CRC32_DIGITS` hexadecimal digits, one after the other.
-    """
-
-    num_bytes: int
-    dtype: str
-    num_tokens: int
-    sha256: str
-    documents_sha256: str
-    crc32: str
-
-    def rows(self) -> npt.NDArray[np.uint32]:
-        """Return the crc32 of each chunk."""
-        return np.frombuffer(bytes.fromhex(self.crc32), ">u4").astype("<u4")
-
-    def require_documents(self, path: Path, offsets: npt.NDArray[np.uint64]) -> None:
-        """Raise `ChecksumError` unless the documents of the file at a path are those that were digested."""
-        found = documents_sha256(offsets)
-        if self.documents_sha256 not in ("", found):
-            raise ChecksumError(
-                f"{path}: its documents are others: expected sha256 {self.documents_sha256}, found {found}; restore "
-                "the file that has them"
-            )
-
-
-def documents_sha256(offsets: npt.NDArray[np.uint64]) -> str:
-    """Return the sha256 of the offsets of documents, shape (D + 1,), as u8."""
-    return hashlib.sha256(np.ascontiguousarray(offsets, "<u8")).hexdigest()
 
 
 class FlatCorpus(Corpus):
@@ -270,48 +226,30 @@ class FlatFormat(Format, ABC):
         """
         return np.array([0, found.num_tokens], np.uint64)
 
-    def open(
-        self,
-        found: FlatFacts,
-        meta: StoreMeta,
-        access: str = "auto",
-        identity: Identity | None = None,
-        digest: FlatDigest | None = None,
-    ) -> FlatCorpus:
+    def open(self, file: FoundFile) -> FlatCorpus:
         """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its user needs.
 
-        Parameters
-        ----------
-        found
-            The facts of the file.
-        meta
-            The chunks. Ids become its dtype, and one that does not fit is an error when it is read.
-        access
-            As for `open_reader`.
-        identity
-            The identity that the file of these values had before; another file of this name is refused. None: that of
-            the facts.
-        digest
-            Its digests; None: none were made.
+        Ids become the dtype of the chunks, and one that does not fit is an error when it is read.
         """
+        found, meta = file.of_stream
         path = found.path
-        if access == "h5py":
+        if file.access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
         if found.num_documents is not None and found.num_documents != NOT_COUNTED:
             meta = replace(meta, document_count=found.num_documents)
         if meta.field is not None:
-            return self._open_field(found, meta, access, identity)
-        known = identity or found.identity
-        tokens = _open_run(path, found.dtype, found.num_tokens, access, known, found.byte_offset)
-        return FlatCorpus(path, meta, tokens, digest)
+            return self._open_field(found, meta, file)
+        known = file.identity or found.identity
+        tokens = _open_run(path, found.dtype, found.num_tokens, file.access, known, found.byte_offset)
+        return FlatCorpus(path, meta, tokens, file.digest)
 
-    def _open_field(self, found: FlatFacts, meta: StoreMeta, access: str, identity: Identity | None) -> FlatCorpus:
+    def _open_field(self, found: FlatFacts, meta: StoreMeta, file: FoundFile) -> FlatCorpus:
         """Open the values of a field, of which no digests are made."""
         field = meta.field
         if field is None or field not in found.fields:
             raise FormatError(f"{found.path}: was replaced: expected {meta.column} with it, found none; open it again")
         path = self.file_of_field(found.path, field.name)
-        tokens = _open_run(path, field.dtype, found.num_tokens * field.size, access, identity)
+        tokens = _open_run(path, field.dtype, found.num_tokens * field.size, file.access, file.identity)
         return FlatCorpus(path, meta, tokens, None)
 
 

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from zb_hdf5.errors import BackendError, FormatError, Remedy, ZbError
-from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat
+from zb_hdf5.formats.flat import FlatCorpus, FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.formats.inspection import find_column, find_foreign_column, is_ours
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT, StoreMeta
+from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 
 
 class ForeignFiles(FlatFormat):
@@ -87,24 +87,17 @@ class ForeignFiles(FlatFormat):
             _require_alike(first, columns[-1])
         return tuple(map(FlatFacts.of, columns))
 
-    def open(
-        self,
-        found: FlatFacts,
-        meta: StoreMeta,
-        access: str = "auto",
-        identity: Identity | None = None,
-        digest: FlatDigest | None = None,
-    ) -> FlatCorpus:
-        path = found.path
+    def open(self, file: FoundFile) -> FlatCorpus:
+        found, meta = file.of_stream
         column = found.column
-        if column is None or (identity is not None and column.identity != identity):
-            column = find_column(path, None, read_as=self.read_as, identity=identity)
+        if column is None or (file.identity is not None and column.identity != file.identity):
+            column = find_column(file.path, None, read_as=self.read_as, identity=file.identity)
         if meta.field is None:
-            return FlatCorpus(path, meta, open_stored(column, access), digest)
+            return FlatCorpus(file.path, meta, open_stored(column, file.access), file.digest)
         values = column.fields.get(meta.field.name)
         if values is None:
-            raise FormatError(f"{path}: was replaced: expected {meta.column} in it, found none; open it again")
-        return FlatCorpus(path, meta, open_column(values, access), None)
+            raise FormatError(f"{file.path}: was replaced: expected {meta.column} in it, found none; open it again")
+        return FlatCorpus(file.path, meta, open_column(values, file.access), None)
 
 
 def _require_alike(first: Column, found: Column) -> None:

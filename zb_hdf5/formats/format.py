@@ -17,8 +17,9 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, tra
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
+from zb_hdf5.spec import BATCHES_LAYOUT
 
 if TYPE_CHECKING:  # h5py among others, which no other format needs
     from zb_hdf5.formats.broken_file import BrokenFile
@@ -50,6 +51,8 @@ class Found:
         The split of each of these.
     column
         The tokens of a lone HDF5 file; None: of another format, or of several files.
+    identity
+        The identity of a lone file of batches or chunks; None: of other files, whose facts have it.
     access, verify, split, read_as
         The arguments of `open_reader`.
     """
@@ -61,6 +64,7 @@ class Found:
     facts: tuple[FlatFacts, ...] = ()
     splits: tuple[str, ...] = ()
     column: Column | None = None
+    identity: Identity | None = None
     access: str = "auto"
     verify: str = "auto"
     split: str | None = AUTO_SPLIT
@@ -71,6 +75,17 @@ class Found:
         """The dataset that is read of HDF5 files of another program; None of any other path."""
         column = self.facts[0].column if self.facts else self.column
         return column.name if column is not None and column.is_foreign else None
+
+    def lone_file(self, look: Look | None) -> FoundFile:
+        """Return a lone file, as it is opened; `look` is that by which it was found, if it is open."""
+        return FoundFile(
+            path=self.path,
+            access=self.access,
+            verify=self.verify,
+            known=self.column,
+            identity=self.identity,
+            look=look,
+        )
 
     @property
     def takes_digests(self) -> bool:
@@ -122,7 +137,7 @@ class Found:
 class Format:
     """The code of one format: a subclass for each, which its row in the list names. A class is used for many paths.
 
-    The defaults are right for a file of batches, which its magic bytes mark.
+    The defaults are right for a file of batches, which its magic bytes mark; `open` has none.
 
     Parameters
     ----------
@@ -178,61 +193,17 @@ class Format:
         if backend not in ("auto", self.name):
             facts = f"{look.path}: asked for backend {backend!r}, found a {self.name!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
-        return self.found_file(look)
+        return Found(look.path, self.name, BATCHES_LAYOUT, identity=look.identity)
 
-    def found_file(self, look: Look) -> Found:
-        """Return the facts of a lone file that is of this format."""
-        return Found(look.path, self.name, BATCHES_LAYOUT)
-
-    def open_found(self, found: Found, look: Look | None) -> Corpus:
-        """Open a lone file that a look has found; a look that is open still hands on its descriptor."""
-        return self.open_file(found.path, access=found.access, verify=found.verify)
-
-    # --- files of batches -------------------------------------------------------------------------------------------
-
-    def open_file(self, path: Path, **options: Any) -> Corpus:
-        """Open a file of batches, or the chunks of a stream; `options` go to its corpus."""
-        raise NotImplementedError
-
-    def open_column(
-        self,
-        path: Path,
-        meta: StoreMeta,
-        access: str,
-        *,
-        identity: Identity | None = None,
-        column: Column | None = None,
-        look: Look | None = None,
-    ) -> Corpus:
-        """Open a file of a store as one of its columns. No read is checked.
-
-        Parameters
-        ----------
-        meta
-            The column: the tokens of the store, as batches or as chunks of a stream, or the values of a field.
-        access
-            As for `open_reader`.
-        identity
-            The identity that the file had before; another file of this name is refused. None: any file.
-        column
-            The column that a look has found in an HDF5 file; None: look now.
-        look
-            The look at the file, whose open descriptor is taken; None: the file is opened.
-        """
-        return self.open_file(path, access=access, verify="none", identity=identity)
-
-    def open_chunks(self, look: Look) -> Corpus:
-        """Open a file as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
-
-        The open descriptor of the look is taken.
+    def open(self, file: FoundFile) -> Corpus:
+        """Open one file. `verify` of a part of a store is "none": whoever asks for it compares what is read.
 
         Raises
         ------
-        UnverifiableError
-            If it is a dataset of another program, which may be chosen, without a digest: nothing in it can be compared,
-            saved or indexed.
+        FormatError, IncompleteError, BackendError, UnverifiableError
+            As `open_corpus`, and if another file has its name now.
         """
-        return self.open_found(replace(self.found_file(look), verify="none"), look)
+        raise NotImplementedError
 
     def open_broken(self, path: Path) -> BrokenFile | None:
         """Open a damaged or unfinished file; None: it is read as a whole one is."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from zb_hdf5.errors import Remedy, UnverifiableError
-from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.formats.corpus import Corpus
-from zb_hdf5.formats.foreign import NO_DIGESTS, warn_of_mask
+from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.foreign_files import ForeignFiles
 from zb_hdf5.formats.format import Format, Found
-from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.inspection import find_column
-from zb_hdf5.read_as import AS_STORED
-from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 
 
 class HDF5Files(Format):
@@ -29,49 +25,23 @@ class HDF5Files(Format):
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         if look.is_dir:
             return ForeignFiles(self.row, self.read_as).recognise(look, backend, split)
-        return super().recognise(look, backend, split)
-
-    def found_file(self, look: Look) -> Found:
+        found = super().recognise(look, backend, split)
+        if found is None:
+            return None
         warn_of_mask(self.read_as)
         column = find_column(look.path, None, read_as=self.read_as)
-        return Found(look.path, self.name, column.meta.layout, column=column)
+        return replace(found, layout=column.meta.layout, column=column, identity=column.identity)
 
-    def open_found(self, found: Found, look: Look | None) -> Corpus:
-        return HDF5Corpus(found.path, found.access, found.verify, column=found.column, read_as=found.read_as, look=look)
-
-    def open_file(self, path: Path, **options: Any) -> Corpus:
-        return HDF5Corpus(path, **options)
-
-    def open_column(
-        self,
-        path: Path,
-        meta: StoreMeta,
-        access: str,
-        *,
-        identity: Identity | None = None,
-        column: Column | None = None,
-        look: Look | None = None,
-    ) -> Corpus:
-        if meta.field is None and meta.layout == BATCHES_LAYOUT:
-            return HDF5Corpus(path, access, "none", identity=identity)
+    def open(self, file: FoundFile) -> Corpus:
+        meta = file.meta
         return HDF5Corpus(
-            path,
-            access,
-            "none",
-            meta.layout,
-            field="" if meta.field is None else meta.field.name,
+            file.path,
+            file.access,
+            file.verify,
+            None if meta is None else meta.layout,
+            field="" if meta is None or meta.field is None else meta.field.name,
             read_as=self.read_as,
-            identity=identity,
-            column=column,
-            look=look,
+            identity=file.identity,
+            column=file.column,
+            look=file.look,
         )
-
-    def open_chunks(self, look: Look) -> Corpus:
-        path = look.path
-        read_as = self.read_as if self.read_as.names_dataset else AS_STORED
-        corpus = HDF5Corpus(path, verify="none", layout=None, read_as=read_as, look=look)
-        if corpus.foreign_dataset is not None and corpus.sha256 is None:
-            corpus.close()
-            facts = f"{path}: {corpus.foreign_dataset}: {NO_DIGESTS}"
-            raise UnverifiableError(facts, remedy=Remedy.DIGESTS, at=path)
-        return corpus

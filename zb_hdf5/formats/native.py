@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,12 @@ from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.corpus import Corpus
-from zb_hdf5.formats.format import Format, Found
+from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.spec import (
     BATCH_MAGIC,
     BATCH_VERSION,
     BATCHES,
-    BATCHES_LAYOUT,
     CODE_BY_DTYPE,
     DTYPE_BY_CODE,
     HEADER_BYTES,
@@ -75,7 +75,6 @@ class BatchCorpus(Corpus):
         *,
         access: str = "auto",
         verify: str = "auto",
-        header: BatchHeader | None = None,
         identity: Identity | None = None,
         look: Look | None = None,
     ) -> None:
@@ -83,8 +82,9 @@ class BatchCorpus(Corpus):
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
-        meta, num_batches = header or read_header(path)
-        tokens = _open_slots(path, meta, num_batches, access, identity, look)
+        with Look(path) if look is None else nullcontext(look) as look:
+            meta, num_batches = checked_header(look.start[:HEADER_BYTES], look.num_bytes, path)
+            tokens = _open_slots(path, meta, num_batches, access, identity or look.identity, look)
         super().__init__(path, meta, tokens)
         self.extents = tokens.extents
         self.columns = {BATCHES: (slots_of(meta, num_batches),)}
@@ -97,44 +97,11 @@ class BatchCorpus(Corpus):
         return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundBatches(Found):
-    """A lone `.batch` file that a look has found.
-
-    Attributes
-    ----------
-    header
-        The facts of its header.
-    identity
-        The identity that the file had: another file of its name is refused.
-    """
-
-    header: BatchHeader
-    identity: Identity
-
-
 class LoneBatches(Format):
-    """Lone `.batch` files."""
+    """Lone `.batch` files, and those of a store."""
 
-    def found_file(self, look: Look) -> Found:
-        path = look.path
-        header = checked_header(look.start[:HEADER_BYTES], look.num_bytes, path)
-        return FoundBatches(path, self.name, BATCHES_LAYOUT, header=header, identity=look.identity)
-
-    def open_found(self, found: Found, look: Look | None) -> Corpus:
-        if not isinstance(found, FoundBatches):
-            return super().open_found(found, look)
-        return BatchCorpus(
-            found.path,
-            access=found.access,
-            verify=found.verify,
-            header=found.header,
-            identity=found.identity,
-            look=look,
-        )
-
-    def open_file(self, path: Path, **options: Any) -> Corpus:
-        return BatchCorpus(path, **options)
+    def open(self, file: FoundFile) -> Corpus:
+        return BatchCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity, look=file.look)
 
     def open_broken(self, path: Path) -> BrokenFile:
         return open_broken(path)
@@ -185,16 +152,8 @@ def _open_slots(
     return open_extents(path, extents, meta.dtype, num_batches * meta.batch_tokens, access, identity, look=look)
 
 
-def read_header(path: Path) -> BatchHeader:
-    """Return (meta, num_batches) of a `.batch` file whose header fits its size."""
-    with open_file(path) as file:
-        header = file.read(HEADER_BYTES)
-        size = file.seek(0, os.SEEK_END)
-    return checked_header(header, size, path)
-
-
 def checked_header(header: bytes, size: int, path: Path) -> BatchHeader:
-    """Return (meta, num_batches) of the first bytes of a `.batch` file of so many bytes. Raises as `read_header`."""
+    """Return (meta, num_batches) of the first bytes of a `.batch` file of so many bytes, which fit its size."""
     meta, num_batches = unpack_header(header, path)
     if num_batches == UNFINISHED:
         raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)

@@ -20,8 +20,10 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
 from zb_hdf5.files.threads import ReadPool
-from zb_hdf5.formats.flat import FlatDigest, FlatFormat, documents_sha256
+from zb_hdf5.formats.flat import FlatFormat
+from zb_hdf5.formats.flat_digest import FlatDigest, documents_sha256
 from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
     CRC32_DIGITS,
@@ -394,7 +396,7 @@ def _digest_of(flat: FlatFormat, progress: Count, found: FlatFacts) -> FlatDiges
     path = found.path
     sha256 = hashlib.sha256()
     crc32: list[int] = []
-    with flat.open(found, CHUNKS_OF_FLAT_FILES) as corpus:
+    with flat.open(FoundFile(path=path, meta=CHUNKS_OF_FLAT_FILES, known=found)) as corpus:
         for _, chunks in corpus.groups():
             sha256.update(chunks)
             crc32 += map(crc32_of, chunks)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zb_hdf5.files.checked import crc32_of
-from zb_hdf5.formats.flat import FlatDigest
+from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, NO_SHA256, NOT_COUNTED, NOT_KNOWN
 from zb_hdf5.store.shard_table import ShardTable

@@ -19,7 +19,7 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
 from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus, FieldSource
-from zb_hdf5.formats.flat import FlatDigest
+from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
@@ -168,7 +168,7 @@ def _index_of_store(found: FoundStore) -> ShardIndex:
 
 def _file_of(found: Found, look: Look | None) -> Corpus:
     _require_no_split(found)
-    corpus = load_format(FORMATS[found.backend]).open_found(found, look)
+    corpus = load_format(FORMATS[found.backend], found.read_as).open(found.lone_file(look))
     with on_failure(corpus.close):
         if corpus.foreign_dataset is None and corpus.complete:
             corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))

@@ -18,7 +18,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
-from zb_hdf5.formats.flat import FlatDigest
+from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import (
     CRC32,

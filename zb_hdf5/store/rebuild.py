@@ -22,6 +22,7 @@ from zb_hdf5.files.paths import RemotePath, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
@@ -272,7 +273,7 @@ def add_crc32_file(path: Path) -> Path | None:
         nouns = " or ".join(row.file_noun for row in backends().values() if row.has_sidecar)
         found = f", found a {name!r} file" if name else ""
         raise BackendError(f"{path}: expected {nouns}{found}")
-    with load_format(FORMATS[name]).open_file(path) as corpus:
+    with load_format(FORMATS[name]).open(FoundFile(path=path)) as corpus:
         return ensure_crc32_file(corpus)
 
 

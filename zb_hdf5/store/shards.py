@@ -34,9 +34,9 @@ from zb_hdf5.files.paths import OpenFiles, RemotePath, files_at_hand, on_failure
 from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.tokens import FileTokens, StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
-from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.native import sidecar_rows
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
@@ -499,20 +499,20 @@ class Sharded(Tokens):
     ) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         flat = format_without_digests(entry.backend, self.index.read_as)
-        if flat is not None:
-            digest = self.index.digests.get(entry.path)
-            facts = self._facts(flat, number, path)
-            file: Corpus = flat.open(facts, self.index.meta, self.asked, identity, digest)
-        else:
-            column = self.found.get(number)
-            file = load_format(FORMATS[entry.backend], self.read_as).open_column(
-                path,
-                self.index.meta,
-                self.asked,
+        known = self.found.get(number) if flat is None else self._facts(flat, number, path)
+        code = flat or load_format(FORMATS[entry.backend], self.read_as)
+        file = code.open(
+            FoundFile(
+                path=path,
+                access=self.asked,
+                verify="none",
+                meta=self.index.meta,
+                known=known,
                 identity=identity,
-                column=None if isinstance(column, FlatFacts) else column,
+                digest=self.index.digests.get(entry.path),
                 look=look,
             )
+        )
         with on_failure(file.close):
             is_expected = file.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:

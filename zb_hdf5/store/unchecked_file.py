@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from zb_hdf5.errors import Remedy, UnverifiableError
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.foreign import NO_DIGESTS
+from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, load_format
 from zb_hdf5.store.recognition import detect_backend
 
 
 def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> Corpus:
-    """Open a file as its batches, or as the chunks of a stream. No read is checked. Raises as `Format.open_chunks`."""
+    """Open a file as its batches, or as the chunks of a stream. No read is checked. Raises as `open_unchecked`."""
     with Look(path) as look:
-        return load_format(FORMATS[detect_backend(look)], read_as).open_chunks(look)
+        return open_unchecked(load_format(FORMATS[detect_backend(look)], read_as), look)
+
+
+def open_unchecked(code: Format, look: Look) -> Corpus:
+    """Open a file of a format as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
+
+    The open descriptor of the look is taken.
+
+    Raises
+    ------
+    UnverifiableError
+        If it is a dataset of another program, which may be chosen, without a digest: nothing in it can be compared,
+        saved or indexed.
+    """
+    path = look.path
+    corpus = code.open(FoundFile(path=path, verify="none", look=look))
+    if corpus.foreign_dataset is not None and corpus.sha256 is None:
+        corpus.close()
+        facts = f"{path}: {corpus.foreign_dataset}: {NO_DIGESTS}"
+        raise UnverifiableError(facts, remedy=Remedy.DIGESTS, at=path)
+    return corpus
 
 
 def open_damaged(path: Path, name: Path) -> BrokenFile:

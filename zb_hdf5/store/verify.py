@@ -33,6 +33,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
@@ -57,6 +58,7 @@ from zb_hdf5.store.recognition import (
     require_datasets,
 )
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.unchecked_file import open_unchecked
 
 
 @dataclass
@@ -508,7 +510,7 @@ class _Check:
         if not code.row.holds_batches:
             report.token_count, report.missing = code.count(look)
             return
-        with code.open_chunks(look) as corpus:
+        with open_unchecked(code, look) as corpus:
             if self.index is None:  # shards are announced all at once
                 self.announce(corpus.num_tokens)
             _compare_columns(corpus, report, counted)
@@ -526,8 +528,9 @@ class _Check:
         """Fill the report of a file of another trainer."""
         report.token_count = found.num_tokens
         flat.num_documents(found)  # which reads them, and refuses those that no reader reads
+        file = FoundFile(path=found.path, meta=CHUNKS_OF_FLAT_FILES, known=found)
         if self.digests is None:
-            flat.open(found, CHUNKS_OF_FLAT_FILES).close()  # which refuses what no reader reads
+            flat.open(file).close()  # which refuses what no reader reads
             report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
             return
         name = self._name_of(found.path)
@@ -535,7 +538,7 @@ class _Check:
             report.missing = f"{self.digests.path} has no digests of it"
             return
         digest = self.digests.require(found, name)
-        with flat.open(found, CHUNKS_OF_FLAT_FILES, digest=digest) as corpus:
+        with flat.open(replace(file, digest=digest)) as corpus:
             report.sha256, report.checks = corpus.digests.compare(counted.columns(corpus.meta)[0][1])
         if digest.documents_sha256:
             digest.require_documents(found.path, flat.document_offsets(found))

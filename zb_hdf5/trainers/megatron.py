@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
-from zb_hdf5.files.identity import FileIdentity, Identity, require_unreplaced
+from zb_hdf5.files.identity import FileIdentity, require_unreplaced
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.signatures import MEGATRON_MAGIC
 from zb_hdf5.formats.document_writer import FlatWriter, small_dtype
-from zb_hdf5.formats.flat import FlatCorpus, FlatDigest, FlatFormat, require_few_empty
+from zb_hdf5.formats.flat import FlatCorpus, FlatFormat, require_few_empty
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, StoreMeta
 
 VERSION: Final = 1
@@ -206,16 +207,9 @@ class Megatron(FlatFormat):
     def beside(self, path: Path) -> list[Path]:
         return [_index_of(path)]
 
-    def open(
-        self,
-        found: FlatFacts,
-        meta: StoreMeta,
-        access: str = "auto",
-        identity: Identity | None = None,
-        digest: FlatDigest | None = None,
-    ) -> FlatCorpus:
-        _require_in_order(found)
-        return super().open(found, meta, access, identity, digest)
+    def open(self, file: FoundFile) -> FlatCorpus:
+        _require_in_order(file.of_stream[0])
+        return super().open(file)
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         _require_in_order(found)

@@ -307,12 +307,10 @@ class Corpus:
         IncompleteError
             If values are missing.
         """
-        found = copy.copy(self)
-        found._changing = OwnLock()
-        found._other_fields = self._other_fields  # either one closes them
-        found._fields = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
-        found._sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
-        return found
+        kept = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
+        sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
+        # either one closes the other fields
+        return self._with(_changing=OwnLock(), _other_fields=self._other_fields, _fields=kept, _sets=sets)
 
     def _field_set(self, name: str) -> FieldSource:
         """Return a field set by its name."""
@@ -326,10 +324,6 @@ class Corpus:
         if self._find_set is None:
             raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its field set {name!r}")
         return self._find_set(self, name, None if path is None else any_path(path), allow_missing)
-
-    def find_sets_by(self, find_set: FindSet) -> None:
-        """Tell how the field sets of these tokens are found."""
-        self._find_set = find_set
 
     def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
         """Yield the path, the tokens, and the sha256 of the tokens of each file, in order; None: it has none."""
@@ -541,22 +535,38 @@ class Corpus:
         tokens = cache(self)
         if tokens is self.tokens:
             return self
-        found = copy.copy(self)
-        found.tokens = tokens
-        found._cache = cache
-        found._fields = {}
-        return found
+        return self._with(tokens=tokens, _cache=cache, _fields={})
 
     # --- the life of a corpus ------------------------------------------------------------------------------------
 
-    def attach(self, documents: RecordDocuments) -> None:
-        """Make documents the documents of these tokens; they close with this corpus."""
-        self._record_documents = documents
+    def _with(self, **changed: Any) -> Self:
+        """Return a copy that has other attributes and shares the files: one of the two is closed, at the end."""
+        found = copy.copy(self)
+        found.__dict__.update(changed)
+        return found
 
-    def reopen_by(self, reopen: Callable[[str | None], Corpus], training_split: str | None) -> None:
-        """Tell how a split of the same path is opened, and which one a loader reads."""
-        self._reopen = reopen
-        self.training_split = training_split
+    def with_documents(self, documents: RecordDocuments) -> Self:
+        """Return this corpus with the documents of its tokens, which close with it. It takes the place of this one."""
+        return self._with(_record_documents=documents)
+
+    def opened_by(
+        self,
+        find_set: FindSet,
+        reopen: Callable[[str | None], Corpus] | None = None,
+        training_split: str | None = None,
+    ) -> Self:
+        """Return this corpus with the ways to its field sets and splits. It takes the place of this one.
+
+        Parameters
+        ----------
+        find_set
+            Finds a field set.
+        reopen
+            Opens another split of the same path; None: it is not opened again.
+        training_split
+            The split that a loader reads; None: all that it has.
+        """
+        return self._with(_find_set=find_set, _reopen=reopen, training_split=training_split)
 
     def split(self, name: str | None) -> Corpus:
         """Open one split of the same path, as `open_corpus` does; the caller closes it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -49,13 +49,21 @@ if TYPE_CHECKING:  # h5py, which a finished store does not need
     from zb_hdf5.formats.h5_column import Column
 
 
-def corpus_of(found: Found, look: Look | None = None) -> Corpus:
+def corpus_of(
+    found: Found,
+    look: Look | None = None,
+    *,
+    reopen: Callable[[str | None], Corpus] | None = None,
+    training_split: str | None = None,
+) -> Corpus:
     """Open what was found at a path. Raises as `open_corpus`.
 
     Parameters
     ----------
     look
         The look by which it was found, if it is open: a lone file is read by its descriptor.
+    reopen, training_split
+        As for `Corpus.opened_by`.
     """
     if found.layout != BATCHES_LAYOUT:
         corpus: Corpus = _stream_of(found, look)
@@ -63,8 +71,7 @@ def corpus_of(found: Found, look: Look | None = None) -> Corpus:
         corpus = _store_of(found)
     else:
         corpus = _records_of(found) if found.facts else _file_of(found, look)
-    corpus.find_sets_by(_found_set)
-    return corpus
+    return corpus.opened_by(_found_set, reopen, training_split)
 
 
 def _found_set(corpus: Corpus, name: str, path: Path | None, allow_missing: Mapping[str, float] | None) -> FieldSource:
@@ -171,7 +178,7 @@ def _file_of(found: Found, look: Look | None) -> Corpus:
     corpus = load_format(FORMATS[found.backend], found.read_as).open(found.lone_file(look))
     with on_failure(corpus.close):
         if corpus.foreign_dataset is None and corpus.complete:
-            corpus.attach(StoreDocuments.of_file(corpus, found.verify, found.access))
+            return corpus.with_documents(StoreDocuments.of_file(corpus, found.verify, found.access))
     return corpus
 
 

@@ -144,9 +144,8 @@ def _open(path: str | os.PathLike[str], how: HowToOpen, cache: str | os.PathLike
     """Open a corpus as `open_corpus`, without its cache, which other splits of the path get, too."""
     with look_of(path) as look:
         found = found_at(look.path, look=look, **how)
-        corpus = corpus_of(found, look)
-    corpus.reopen_by(partial(_open_split, path, how, cache), _training_split(found, how["split"]))
-    return corpus
+        reopen = partial(_open_split, path, how, cache)
+        return corpus_of(found, look, reopen=reopen, training_split=_training_split(found, how["split"]))
 
 
 def _open_split(

@@ -137,17 +137,17 @@ class StoreCorpus(Corpus):
         )
 
     def _take(self, index: ShardIndex) -> None:
-        """Take from the index what it has of all tokens, and attach their documents."""
+        """Take from the index what it has of all tokens, and their documents."""
         if self.is_stream:
             if self.meta.field is None:
-                self.attach(self._documents_of(index, self._shards))
+                self._record_documents = self._documents_of(index, self._shards)
             return
         self.complete = index.complete
         if not index.complete or self.is_cut:
             return
         self.sha256 = index.sha256
         if index.documents or "pieces" in index.table.optional:
-            self.attach(StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked))
+            self._record_documents = StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked)
 
     def _documents_of(self, index: ShardIndex, shards: Sharded) -> StreamDocuments:
         return StreamDocuments(
@@ -327,7 +327,7 @@ class StoreCorpus(Corpus):
             documents = self._documents_of(index, tokens)
             self._shards = tokens
             self.tokens = tokens
-            self.attach(documents)
+            self._record_documents = documents
             self.index = index
             self.max_token = index.max_token
             self.meta = index.meta

@@ -1,4 +1,4 @@
-"""The pieces and the documents of a store, a stream or a lone file, which are attached to its corpus."""
+"""The pieces and the documents of a store, a stream or a lone file, which its corpus has."""
 
 from __future__ import annotations
 

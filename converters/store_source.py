@@ -25,6 +25,7 @@ from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
+from zb_hdf5.files.checked import Checked
 from zb_hdf5.files.paths import RemotePath, any_path, on_failure
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
@@ -251,8 +252,13 @@ class StoreSource(BatchSource):
         path, _ = self.file_of(start, stop)
         if path is None or isinstance(path, RemotePath):
             return None
-        if path == self._batches.path:
-            return self._batches.corpus.digests.crc32()
+        corpus = self._batches.corpus
+        if path == corpus.path:
+            return corpus.digests.crc32()
+        number = [*self._files].index((start, stop))
+        file = corpus.tokens.open_file(number, corpus.tokens.starts[number])
+        if isinstance(file, Checked):  # it is open, to be read
+            return file.rows.all()
         with open_corpus(path, verify="none") as original:
             return original.digests.crc32()
 

@@ -15,6 +15,7 @@ from zb_hdf5 import HDF5ShardWriter
 from zb_hdf5.documents.document_offsets import DocumentOffsets
 from zb_hdf5.documents.pieces import Pieces, concatenate, pieces_of_windows
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.known_files import KnownFiles
 from zb_hdf5.spec import NO_DOCUMENT, NO_SHA256, StoreMeta
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.shard_table import ShardEntry
@@ -104,7 +105,7 @@ def edges_of(starts, documents):
         for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(starts), strict=True))
     ]
     index = ShardIndex(StoreMeta(1, 4096, np.dtype("<u4"), layout="stream"), entries)
-    return StreamDocuments(Path("store"), Path("store"), index, starts, {}, {}, "auto", "auto")
+    return StreamDocuments(Path("store"), Path("store"), index, starts, KnownFiles(), "auto", "auto")
 
 
 @given(

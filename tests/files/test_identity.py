@@ -17,6 +17,8 @@ from processes import environment
 from reading import reading
 
 from zb_hdf5 import FormatError, ZbError, open_corpus, open_writer, write_digests
+from zb_hdf5.files.identity import GROWING, Device, FileIdentity
+from zb_hdf5.files.known_files import FEW, KnownFiles
 
 WRITTEN = DATA / "trainers"
 CHANGED = r"changed since it was opened: expected \(device, inode\)"
@@ -181,6 +183,37 @@ def test_a_replaced_file_of_documents_is_named(name, tmp_path):
             is_refused(FormatError, lambda: copy.tokens[0:10], match=CHANGED)
         else:
             assert len(copy.tokens[0:10]) == 10
+
+
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 300])
+def test_many_identities_are_pickled_in_few_bytes(count):
+    mounts = [Device(2049, "here"), Device(2**63 + 1, "here"), Device(3, "elsewhere")]
+    known, expected = KnownFiles(), {}
+    for number in range(0, 3 * count, 3):
+        device = mounts[number % 3 if number < 9 else 0]
+        expected[number] = FileIdentity(number * 1000, (-1) ** number * 10**18 - number, 2**64 - 1 - number, device)
+        known.note(number, expected[number])
+        known.note_documents(number, FileIdentity(GROWING, GROWING, number, mounts[2]))
+    known.note(7 * count, (17, '"etag"'))  # of an object
+    known.note(7 * count + 1, None)
+    copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(known))))
+    assert len(pickle.dumps(copy)) < 1500 + 40 * count
+    for number in range(-2, 3 * count + 3):
+        assert copy.get(number) == known.get(number)
+        assert copy.documents(number) == known.documents(number)
+        assert number < 0 or copy.get(number) == expected.get(number)
+    assert (copy.get(7 * count), copy.get(7 * count + 1)) == ((17, '"etag"'), None)
+    copy.note(0, expected[0]._replace(num_bytes=5))
+    assert pickle.loads(pickle.dumps(copy)).get(0).num_bytes == 5
+
+
+def test_a_time_that_no_int64_has_is_pickled(tmp_path):
+    known = KnownFiles()
+    times = [-(2**63), 2**63 - 1, 2**70]
+    for number in range(3 * FEW):
+        known.note(number, FileIdentity(1, times[number % 3], 2, Device(3, "here")))
+    copy = pickle.loads(pickle.dumps(known))
+    assert [copy.get(number) for number in range(3 * FEW)] == [known.get(number) for number in range(3 * FEW)]
 
 
 def test_digests_and_caches_are_named_by_size_and_time_alone(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,39 @@ def table_sha256(path: Path) -> str:
     """Return the digest of the table of documents that an HDF5 stream has; "": it has none."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
         return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
+
+
+class StoredOffsets(NamedTuple):
+    """The place of the offsets of documents in a finished stream.
+
+    Attributes
+    ----------
+    extents
+        The extents of their chunks.
+    num_rows
+        Offsets: one more than documents.
+    crc32
+        Their crc32.
+    """
+
+    extents: Extents
+    num_rows: int
+    crc32: int
+
+
+def stored_offsets(h5: h5py.File, path: Path) -> StoredOffsets | None:
+    """Return the place of the offsets of documents; None: not a finished stream, or only HDF5 reads them."""
+    if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+        return None
+    marker = read_marker(our_tokens(h5, path, STREAM_LAYOUT), path)
+    if not marker["complete"]:
+        return None
+    count = marker["document_count"] + 1
+    stored = require_rows(h5, path, DOC_OFFSETS, count)
+    if not stored.chunks or stored.dtype != np.dtype("<u8"):
+        return None
+    extents, _ = chunk_extents(stored, stored.chunks[0] * 8, -(-count // stored.chunks[0]), path)
+    return StoredOffsets(extents, count, marker["doc_offsets_crc32"]) if isinstance(extents, Extents) else None
 
 
 class KnownOffsets(TableFile):
@@ -89,6 +123,10 @@ class DocumentOffsets(KnownOffsets):
         "none": the crc32 of the rows is not compared. Only a finished stream has one.
     access
         The way to read a local file, as `open_reader` has it.
+    stored
+        The place of the rows, as a look into the file of this identity has found it; None: look now.
+    look
+        The look at the file, whose open descriptor is taken; None: the file is opened.
     """
 
     def __init__(
@@ -98,30 +136,39 @@ class DocumentOffsets(KnownOffsets):
         identity: Identity | None = None,
         verify: str = "auto",
         access: str = "auto",
+        stored: StoredOffsets | None = None,
+        look: Look | None = None,
     ) -> None:
         super().__init__(path, np.array([0, num_tokens], np.uint64))
         self._offsets: Tokens | None = None
         self._count = 2
-        with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-            if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
-                return
-            marker = read_marker(our_tokens(h5, path, STREAM_LAYOUT), path)
-            complete: bool = bool(marker["complete"])
-            self._count = marker["document_count"] + 1
-            stored = require_rows(h5, path, DOC_OFFSETS, self._count)
-            extents = _row_extents(stored, self._count, path) if complete else None
-            if extents is None:
-                self._rows = np.asarray(stored[: self._count], dtype="<u8")
-            found = h5_identity(h5, growing=not complete)
-            look = None if extents is None else look_by_h5(h5, path)
-        if extents is not None:  # without the lock that all of HDF5 has: on a network this takes a while
-            self._open_rows(extents, access, found, look)
-        if not complete:
-            self._rows = self._rows[self._rows <= num_tokens]  # a killed writer may have been ahead
+        if stored is None or identity is None:
+            with h5_damage(path), open_h5_for_reading(path, identity) as h5:
+                if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+                    return
+                stored = stored_offsets(h5, path)
+                if stored is None:
+                    self._read_by_library(h5, num_tokens, verify)
+                    return
+                identity = h5_identity(h5, growing=False)
+                look = look_by_h5(h5, path)
+        self._count = stored.num_rows
+        self._open_rows(stored.extents, access, identity, look)  # without the lock that all of HDF5 has
         with on_failure(self.close):
-            self._require_offsets(num_tokens, complete)
-            if complete and verify != "none":
-                self._require_crc32(marker["doc_offsets_crc32"])
+            self._require_offsets(num_tokens, complete=True)
+            if verify != "none":
+                self._require_crc32(stored.crc32)
+
+    def _read_by_library(self, h5: h5py.File, num_tokens: int, verify: str) -> None:
+        """Read the rows of a file that grows, or whose chunks only HDF5 reads."""
+        marker = read_marker(our_tokens(h5, self.path, STREAM_LAYOUT), self.path)
+        complete = bool(marker["complete"])
+        self._count = marker["document_count"] + 1
+        rows = np.asarray(require_rows(h5, self.path, DOC_OFFSETS, self._count)[: self._count], dtype="<u8")
+        self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
+        self._require_offsets(num_tokens, complete=complete)
+        if complete and verify != "none":
+            self._require_crc32(marker["doc_offsets_crc32"])
 
     def _open_rows(self, extents: Extents, access: str, identity: Identity, look: Look | None) -> None:
         """Map the rows, or read them into memory where they cannot be mapped; `look` has an open descriptor."""
@@ -131,7 +178,7 @@ class DocumentOffsets(KnownOffsets):
             self._offsets.read([(0, self._rows)])
             self.close()
 
-    def _require_offsets(self, num_tokens: int, complete: bool) -> None:
+    def _require_offsets(self, num_tokens: int, *, complete: bool) -> None:
         known = self.rows()
         ends = known[[0, -1]].tolist() if len(known) else []
         if not ends or ends[0] or (complete and ends[1] != num_tokens) or np.any(known[1:] < known[:-1]):
@@ -156,12 +203,3 @@ class DocumentOffsets(KnownOffsets):
         if self._offsets is not None:
             self._offsets.close()
             self._offsets = None
-
-
-def _row_extents(stored: h5py.Dataset, count: int, path: Path) -> Extents | None:
-    """Return the extents of the chunks of the first `count` rows; None if only HDF5 can read them."""
-    if not stored.chunks or stored.dtype != np.dtype("<u8"):
-        return None
-    num_chunks = -(-count // stored.chunks[0])
-    extents, _ = chunk_extents(stored, stored.chunks[0] * 8, num_chunks, path)
-    return extents if isinstance(extents, Extents) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from functools import cache
@@ -24,6 +25,7 @@ def mounts() -> str:
     A container has mounts of its own: there another file may have the same device and inode, or the same file others.
     """
     try:
-        return f"{boot()} {os.readlink('/proc/self/ns/mnt')}"
+        text = f"{boot()} {os.readlink('/proc/self/ns/mnt')}"
     except OSError:  # without /proc: of this process and its children alone
-        return secrets.token_hex(16)
+        text = secrets.token_hex()
+    return hashlib.sha256(text.encode()).hexdigest()[:12]  # pickled corpora have it

@@ -240,7 +240,7 @@ class FlatFormat(Format, ABC):
         if meta.field is not None:
             return self._open_field(found, meta, file)
         known = file.identity or found.identity
-        tokens = _open_run(path, found.dtype, found.num_tokens, file.access, known, found.byte_offset)
+        tokens = _open_run(path, found.dtype, found.num_tokens, file.access, known, found.byte_offset, file.look)
         return FlatCorpus(path, meta, tokens, file.digest)
 
     def _open_field(self, found: FlatFacts, meta: StoreMeta, file: FoundFile) -> FlatCorpus:
@@ -269,9 +269,15 @@ def require_mask(path: str | os.PathLike[str], num_tokens: int) -> None:
 
 
 def _open_run(
-    path: Path, dtype: np.dtype[Any], count: int, access: str, identity: Identity | None, byte_offset: int = 0
+    path: Path,
+    dtype: np.dtype[Any],
+    count: int,
+    access: str,
+    identity: Identity | None,
+    byte_offset: int = 0,
+    look: Look | None = None,
 ) -> FileTokens:
     """Open values that follow each other in a file."""
     num_bytes = count * dtype.itemsize
     extents = Extents([Run(byte_offset, num_bytes, 1)] if num_bytes else [], num_bytes)
-    return open_extents(path, extents, dtype, count, access, identity)
+    return open_extents(path, extents, dtype, count, access, identity, look=look)

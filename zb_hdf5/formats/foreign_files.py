@@ -93,11 +93,11 @@ class ForeignFiles(FlatFormat):
         if column is None or (file.identity is not None and column.identity != file.identity):
             column = find_column(file.path, None, read_as=self.read_as, identity=file.identity)
         if meta.field is None:
-            return FlatCorpus(file.path, meta, open_stored(column, file.access), file.digest)
+            return FlatCorpus(file.path, meta, open_stored(column, file.access, file.look), file.digest)
         values = column.fields.get(meta.field.name)
         if values is None:
             raise FormatError(f"{file.path}: was replaced: expected {meta.column} in it, found none; open it again")
-        return FlatCorpus(file.path, meta, open_column(values, file.access), None)
+        return FlatCorpus(file.path, meta, open_column(values, file.access, file.look), None)
 
 
 def _require_alike(first: Column, found: Column) -> None:

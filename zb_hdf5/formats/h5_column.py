@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zb_hdf5.documents.document_offsets import StoredOffsets
 from zb_hdf5.files.codecs import CodedChunks, CompressedTokens
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.formats.row_documents import stream_field
@@ -55,7 +56,10 @@ class Column(NamedTuple):
     documents_sha256
         The digest of the table of documents beside a stream of ours; "": it has none.
     fields
-        The columns of the fields of a dataset of another program, by their names. Nobody changes it.
+        The columns of the fields of tokens, by their names; {}: they are looked for, as `column_with_fields` does.
+        Nobody changes it.
+    offsets
+        The place of the offsets of the documents of a stream of ours; None: of another file, or only HDF5 reads them.
     left_out
         The datasets beside it with a value for each token that are not fields.
     """
@@ -80,6 +84,7 @@ class Column(NamedTuple):
     num_rows: int | None = None
     documents_sha256: str = ""
     fields: dict[str, Column] = {}  # noqa: RUF012
+    offsets: StoredOffsets | None = None
     left_out: tuple[str, ...] = ()
 
     @property

@@ -8,7 +8,7 @@ through h5py.
 from __future__ import annotations
 
 import os
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -138,15 +138,28 @@ class HDF5Corpus(Corpus):
         self._column = column_with_fields(self._column)
         column = self._column.fields.get(name)
         field = "" if column is not None else name
-        file = self.tokens.file
-        with file.begin_look() if isinstance(file, LocalFile) else nullcontext() as look:
+        with self._begin_look() as look:
             return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column, look=look)
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """The start of each document of a stream and the end of the last one, shape (D + 1,), as committed."""
-        with closing(DocumentOffsets(self.path, self.num_tokens, self.identity, access=self._access)) as offsets:
+        with self._begin_look() as look:
+            offsets = DocumentOffsets(
+                self.path,
+                self.num_tokens,
+                self.identity,
+                access=self._access,
+                stored=self._column.offsets,
+                look=look,
+            )
+        with closing(offsets):
             return offsets.rows().copy()
+
+    def _begin_look(self) -> AbstractContextManager[Look | None]:
+        """Return a look at the file by a copy of its descriptor; None: it is an object, or only HDF5 reads it."""
+        file = self.tokens.file
+        return file.begin_look() if isinstance(file, LocalFile) else nullcontext()
 
     def other_checks(self) -> list[str]:
         if not self.complete or self._column.is_foreign:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from zb_hdf5.documents.document_offsets import StoredOffsets, stored_offsets
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.identity import Identity
@@ -61,6 +62,8 @@ FOREIGN_CHUNK_TOKENS: Final = 1 << 16
 #: Dtypes of other programs whose sha256 is that of their tokens. Ids of one byte have none: they were read as larger
 #: ones before, without it, and its fingerprint would be another one than that in states.
 WITH_SHA256: Final = (DTYPE_BY_NAME["uint32"], DTYPE_BY_NAME["uint16"], np.dtype("<i4"))
+#: Chunks of fields that are listed when the tokens are: 2 µs for each.
+FEW_CHUNKS: Final = 1024
 #: The obstacle of a file that grows.
 GROWS: Final = "its writer has not finished"
 
@@ -147,7 +150,11 @@ def find_column(
         if not column.complete:
             return column
         require_no_surplus(h5, path)
-        return _with_extents(h5, column, stored)
+        found = _with_extents(h5, column, stored)
+        if field:
+            return found
+        has_few = found.num_units * len(found.meta.fields) <= FEW_CHUNKS
+        return found._replace(fields=_own_fields(h5, column) if has_few else {}, offsets=_own_offsets(h5, path))
 
 
 def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
@@ -178,21 +185,36 @@ def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None =
 
 
 def column_with_fields(column: Column) -> Column:
-    """Return a column of tokens with the columns of its fields, for which its file is looked into once more.
+    """Return a column of tokens with the columns of its fields, for which a file of many chunks is looked into again.
 
-    A field that is damaged is left out: whoever opens it looks at it alone, and gets the error.
+    To list these takes as long as to open the file, and most readers want no field.
     """
     path = column.path
     if column.is_foreign or column.fields or not column.complete or not column.meta.fields:
         return column
     with h5_damage(path):
         h5 = open_h5_for_reading(path, column.identity)
-    fields: dict[str, Column] = {}
     with h5_damage(path), HANDLES, h5:
-        for field in column.meta.fields:
-            with suppress(FormatError), h5_damage(path):
-                fields[field.name] = _with_extents(h5, *_field_column(h5, column, field.name))
-    return column._replace(fields=fields)
+        return column._replace(fields=_own_fields(h5, column))
+
+
+def _own_fields(h5: h5py.File, column: Column) -> dict[str, Column]:
+    """Return the columns of the fields of some tokens, by their names.
+
+    A field that is damaged is left out: whoever opens it looks at it alone, and gets the error.
+    """
+    fields: dict[str, Column] = {}
+    for field in column.meta.fields:
+        with suppress(FormatError), h5_damage(column.path):
+            fields[field.name] = _with_extents(h5, *_field_column(h5, column, field.name))
+    return fields
+
+
+def _own_offsets(h5: h5py.File, path: Path) -> StoredOffsets | None:
+    """Return the place of the offsets of documents, as `stored_offsets`; None also if they are damaged."""
+    with suppress(FormatError), h5_damage(path):
+        return stored_offsets(h5, path)
+    return None
 
 
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:

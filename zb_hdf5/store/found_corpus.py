@@ -70,7 +70,7 @@ def corpus_of(
     elif isinstance(found, FoundStore):
         corpus = _store_of(found)
     else:
-        corpus = _records_of(found) if found.facts else _file_of(found, look)
+        corpus = _records_of(found, look) if found.facts else _file_of(found, look)
     return corpus.opened_by(_found_set, reopen, training_split)
 
 
@@ -85,7 +85,7 @@ def _stream_of(found: Found, look: Look | None) -> StoreCorpus:
     index = stream_index(found)
     compare_digests(found)
     newer = partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split)
-    return _over(found, index, newer=newer, look=None if found.column is None else look)
+    return _over(found, index, newer=newer, look=_look_at_first(found, look))
 
 
 def _over(
@@ -96,7 +96,7 @@ def _over(
     newer: NewerFiles | None = None,
     look: Look | None = None,
 ) -> StoreCorpus:
-    """Return the corpus of files in no store, by an index that was made of them; `look` is that at the only one."""
+    """Return the corpus of files in no store, by an index that was made of them; `look` is that at the first one."""
     return StoreCorpus(
         found.path,
         index,
@@ -108,6 +108,13 @@ def _over(
         newer=newer,
         look=look,
     )
+
+
+def _look_at_first(found: Found, look: Look | None) -> Look | None:
+    """Return the look at the first file of what was found, by whose descriptor it is read; None: it is opened."""
+    if look is None or not found.facts:
+        return None if found.column is None else look
+    return look.of(found.facts[0].path) if found.facts[0].num_tokens else None
 
 
 def _newer_files(
@@ -223,10 +230,11 @@ def _require_no_split(found: Found) -> None:
 # --- files of other programs ---------------------------------------------------------------------------------------
 
 
-def _records_of(found: Found) -> StoreCorpus:
+def _records_of(found: Found, look: Look | None) -> StoreCorpus:
     index = _index_of_files(found)
     compare_digests(found)
-    return _over(_with_dataset(found), index, records=Windows.of(*found.facts[0].record_shape))
+    records = Windows.of(*found.facts[0].record_shape)
+    return _over(_with_dataset(found), index, records=records, look=_look_at_first(found, look))
 
 
 def _with_dataset(found: Found) -> Found:

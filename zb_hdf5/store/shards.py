@@ -27,6 +27,7 @@ from zb_hdf5.errors import (
 from zb_hdf5.files.checked import Checked, Crc32Rows, checked, crc32_of, stored_crc32, take_units
 from zb_hdf5.files.codecs import CodedChunks, Decoded, read_extents
 from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.known_files import KnownFiles
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import map_side_by_side
 from zb_hdf5.files.objects import RemoteObject
@@ -100,13 +101,11 @@ class Sharded(Tokens):
         self._verify = verify
         self._beside = beside
         self.found = dict(found or {})
-        self.identities = dict[int, Identity]()
-        self.document_identities = dict[int, Identity]()
+        self.identities = KnownFiles()
         for number, each in self.found.items():
-            if each.identity is not None:
-                self.identities[number] = each.identity
-            if isinstance(each, FlatFacts) and each.documents_identity is not None:
-                self.document_identities[number] = each.documents_identity
+            self.identities.note(number, each.identity)
+            if isinstance(each, FlatFacts):
+                self.identities.note_documents(number, each.documents_identity)
         self.dtype = index.meta.dtype
         self.unit = index.meta.batch_tokens
         self.name = str(folder)
@@ -196,11 +195,12 @@ class Sharded(Tokens):
 
         of_field: dict[int, Column | FlatFacts] = {}
         for number, each in self.found.items():
-            if isinstance(each, FlatFacts):  # the values lie in a file of their own
-                continue
-            known = self.found[number] = column_with_fields(each)
-            if field in known.fields:
-                of_field[number] = known.fields[field]
+            if not isinstance(each, FlatFacts):
+                known = self.found[number] = column_with_fields(each)
+                if field in known.fields:
+                    of_field[number] = known.fields[field]
+            elif each.column is not None:  # values of any other flat file lie in a file of their own
+                of_field[number] = each
         return of_field
 
     def _locate(self, start: int) -> tuple[Tokens, int]:
@@ -422,16 +422,22 @@ class Sharded(Tokens):
             found = self._open_by_index(path, entry, unit, known, look)
             if found is None:
                 found = self._open_by_file(path, entry, number, unit, known, look)
-        self.identities[number] = found.identity
+        self.identities.note(number, found.identity)
         found.share(self.residency)
         return found
 
+    def begin_look(self, number: int) -> AbstractContextManager[Look | None]:
+        """Return a look at a file that is open, by a copy of its descriptor; None: it is not open, or an object."""
+        known = self.known.get(number)
+        file = None if known is None else known.file
+        is_same = isinstance(file, LocalFile) and file.path == self.path_of(number)
+        return file.begin_look() if isinstance(file, LocalFile) and is_same else nullcontext()
+
     def _look_beside(self, number: int) -> AbstractContextManager[Look | None]:
         """Return a look at a file that other values are read from; None: it is not open, or they have other files."""
-        known = None if self._beside is None else self._beside.known.get(number)
-        if known is None or not isinstance(known.file, LocalFile) or known.file.path != self.path_of(number):
+        if self._beside is None or self._beside.path_of(number) != self.path_of(number):
             return nullcontext()
-        return known.file.begin_look()
+        return self._beside.begin_look(number)
 
     def path_of(self, number: int) -> Path:
         """Return the path of a file."""
@@ -499,20 +505,20 @@ class Sharded(Tokens):
     ) -> Tokens:
         """Open a shard by the facts of its file, and compare them with the index."""
         flat = format_without_digests(entry.backend, self.index.read_as)
-        known = self.found.get(number) if flat is None else self._facts(flat, number, path)
         code = flat or load_format(FORMATS[entry.backend], self.read_as)
-        file = code.open(
-            FoundFile(
-                path=path,
-                access=self.asked,
-                verify="none",
-                meta=self.index.meta,
-                known=known,
-                identity=identity,
-                digest=self.index.digests.get(entry.path),
-                look=look,
+        with Look(path) if look is None else nullcontext(look) as look:
+            file = code.open(
+                FoundFile(
+                    path=path,
+                    access=self.asked,
+                    verify="none",
+                    meta=self.index.meta,
+                    known=self.found.get(number) if flat is None else self._facts(flat, number, look),
+                    identity=identity,
+                    digest=self.index.digests.get(entry.path),
+                    look=look,
+                )
             )
-        )
         with on_failure(file.close):
             is_expected = file.complete if entry.complete else self.index.meta.layout == STREAM_LAYOUT
             if not is_expected:
@@ -531,13 +537,12 @@ class Sharded(Tokens):
             file.check_reads(self._verify)
         return file.tokens
 
-    def _facts(self, flat: FlatFormat, number: int, path: Path) -> FlatFacts:
+    def _facts(self, flat: FlatFormat, number: int, look: Look) -> FlatFacts:
         """Return the facts of a flat file, which a copy looks for again."""
         found = self.found.get(number)
         if isinstance(found, FlatFacts):
             return found
-        with Look(path) as look:
-            return flat.facts(look).as_known(self.document_identities.get(number))
+        return flat.facts(look).as_known(self.identities.documents(number))
 
     def _problem(self, tokens: Tokens, rows: Crc32Rows | None, entry: ShardEntry, unit: int) -> str:
         """Read a unit and the crc32 of all, and return how they differ from the index; "" if the file is proved."""

@@ -78,7 +78,7 @@ class StoreCorpus(Corpus):
     newer
         Looks for the files of a stream that grows; None: it does not.
     look
-        The look at the only file, whose open descriptor is taken; None: the file is opened.
+        The look at the first file, whose open descriptor is taken; None: it is opened.
     beside
         The tokens, of a corpus that is a field of them.
     """
@@ -156,11 +156,11 @@ class StoreCorpus(Corpus):
             index,
             shards.starts,
             shards.identities,
-            shards.document_identities,
             self._reads,
             shards.asked,
             shards.found,
             _positions_of(index, shards),
+            shards,
         )
 
     # --- facts ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -16,7 +16,8 @@ from zb_hdf5.documents.pieces import Pieces, concatenate, ends_of, padding, piec
 from zb_hdf5.documents.record_documents import RecordDocuments, pieces_of_parts
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.identity import Identity, require_unreplaced
+from zb_hdf5.files.identity import require_unreplaced
+from zb_hdf5.files.known_files import KnownFiles
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, compute_once
 from zb_hdf5.files.threads import ReadPool
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import KnownOffsets
     from zb_hdf5.documents.table_file import PiecesFile
     from zb_hdf5.formats.h5_column import Column
+    from zb_hdf5.store.shards import Sharded
 
 
 class StoreDocuments(RecordDocuments):
@@ -151,15 +153,16 @@ class StreamDocuments(RecordDocuments):
     starts
         The first token of each file, and the end of the last one.
     identities
-        The identities of the files that were open, by their numbers; another file of such a name is refused.
-    document_identities
-        Those of the files of documents beside them, which were looked at.
+        The identities of the files that were open, and of those of their documents; another file of such a name is
+        refused.
     verify, access
         As for `open_reader`.
     found
         The facts of files that were looked at, by their numbers.
     positions
         The position of each token in its document, where these tell the documents apart; None: they are stored.
+    beside
+        The tokens: a file that is open there is not opened again. None: none are.
     """
 
     has_pieces = True
@@ -170,12 +173,12 @@ class StreamDocuments(RecordDocuments):
         folder: Path,
         index: ShardIndex,
         starts: Sequence[int],
-        identities: Mapping[int, Identity],
-        document_identities: Mapping[int, Identity],
+        identities: KnownFiles,
         verify: str,
         access: str,
         found: Mapping[int, Column | FlatFacts] | None = None,
         positions: Tokens | None = None,
+        beside: Sharded | None = None,
     ) -> None:
         self._path = path
         self._folder = folder
@@ -183,9 +186,9 @@ class StreamDocuments(RecordDocuments):
         self._index = index
         self._starts = starts
         self._identities = identities
-        self._document_identities = document_identities
         self._found = found or {}
         self._positions = positions
+        self._beside = beside
         self._verify = verify
         self._all: npt.NDArray[np.uint64] | None = None
         self._counts: npt.NDArray[np.int64] | None = None
@@ -289,7 +292,7 @@ class StreamDocuments(RecordDocuments):
 
     def open(self, number: int) -> KnownOffsets:
         """Open the offsets of one file; the caller closes them."""
-        from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
+        from zb_hdf5.documents.document_offsets import KnownOffsets
 
         if self._positions is not None:
             edges = edges_in_stream(self._positions, *self._starts[number : number + 2])
@@ -306,9 +309,24 @@ class StreamDocuments(RecordDocuments):
             if digest is not None and self._verify != "none":
                 digest.require_documents(found.path, offsets)
             return KnownOffsets(found.path, offsets)
+        return self._in_hdf5(number)
+
+    def _in_hdf5(self, number: int) -> KnownOffsets:
+        """Open the offsets that are in an HDF5 file, beside its tokens."""
+        from zb_hdf5.documents.document_offsets import DocumentOffsets, KnownOffsets
+
         known = self._identities.get(number)
         num_tokens = self._starts[number + 1] - self._starts[number]
-        return DocumentOffsets(self._folder / self._names[number], num_tokens, known, self._verify, self._access)
+        facts = self._found.get(number)
+        column = None if isinstance(facts, FlatFacts) else facts
+        stored = None if column is None else column.offsets
+        path = self._folder / self._names[number]
+        if column is not None and column.is_foreign:  # one document
+            if not isinstance(path, RemotePath):
+                require_unreplaced(path, column.identity)
+            return KnownOffsets(path, np.array([0, num_tokens], np.uint64))
+        with nullcontext() if self._beside is None else self._beside.begin_look(number) as look:
+            return DocumentOffsets(path, num_tokens, known, self._verify, self._access, stored, look)
 
     def _flat(self, number: int) -> FlatFormat | None:
         """Return the flat format of a file; None: it is of another one."""
@@ -320,7 +338,7 @@ class StreamDocuments(RecordDocuments):
         if isinstance(known, FlatFacts):
             return known
         with Look(self._folder / self._names[number]) as look:
-            found = flat.facts(look).as_known(self._document_identities.get(number))
+            found = flat.facts(look).as_known(self._identities.documents(number))
         num_tokens = self._starts[number + 1] - self._starts[number]
         if found.num_tokens != num_tokens:
             raise FormatError(

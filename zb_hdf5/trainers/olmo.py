@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
-from zb_hdf5.files.identity import Identity, require_identity
+from zb_hdf5.files.identity import FileIdentity, Identity, require_identity, require_unreplaced
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
@@ -83,7 +84,10 @@ class OlmoFiles(FlatFormat):
     def num_documents(self, found: FlatFacts) -> int:
         if found.num_documents is None:
             return super().num_documents(found)
-        return _count(_documents_of(found.path), found.documents_identity, found.num_tokens)
+        documents = _documents_of(found.path)
+        known = found.documents_identity or FileIdentity.of(os.stat(documents))
+        require_unreplaced(documents, known)
+        return _count(documents, known, found.num_tokens)
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:
@@ -112,7 +116,7 @@ def _documents_of(path: Path) -> Path:
 
 
 @lru_cache(maxsize=4096)
-def _count(documents: Path, known: Identity | None, num_tokens: int) -> int:
+def _count(documents: Path, known: Identity, num_tokens: int) -> int:
     """Return the number of documents, once for each file: all rows are read for it, and checked."""
     return sum(1 for _ in _ends(documents, known, num_tokens))
 

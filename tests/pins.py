@@ -12,10 +12,11 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,12 +28,14 @@ import numpy as np
 from commandline import run_zb
 from contents import files_in
 from interrupted import Stops
+from processes import killed_after
 from reading import reading
 
-from zb_hdf5 import Loader, convert, open_reader, write_digests
+from zb_hdf5 import Loader, convert, open_reader, open_writer, write_digests
 from zb_hdf5.console import JSON_VERSION
 from zb_hdf5.converters.engines import Engine
 from zb_hdf5.converters.journal import JOURNAL_PREFIX, read_journal
+from zb_hdf5.spec import EXTENTS
 
 PINS = golden.DATA / "pins.json"
 WRITTEN = golden.DATA / "trainers"
@@ -43,6 +46,8 @@ STEPS = 3
 WINDOWS: dict[str, Any] = {"batch_size": 4, "seq_len": 16}
 #: An entry of `facts` whose value differs from run to run, or from machine to machine.
 HIDDEN = "*"
+#: The id of a live store, in its fingerprint.
+_LIVE_ID = re.compile("live:[0-9a-f]{32}")
 #: Keys of reports that name a time, a place or a size on this disk.
 NOT_PINNED = frozenset(
     ("bytes", "seconds", "path", "modified", "created", "written", "version", "source", "files", "started", "host")
@@ -70,6 +75,11 @@ class Kind:
     shape: dict[str, Any] = field(default_factory=dict)
     digests: bool = False
 
+    @property
+    def grows(self) -> bool:
+        """Whether it is not finished: then it has no cache."""
+        return self.path == "growing"
+
 
 OLMO = {"source_dtype": "uint16"}
 RECORDS = {"batch_size": 4}
@@ -96,6 +106,8 @@ def kinds() -> dict[str, Kind]:
         "both-formats": Kind("both"),
         "both-formats-batch": Kind("both", {"backend": "batch"}),
         "text-store": Kind("text-best-fit", {"split": "train"}),
+        "live": Kind("live"),
+        "live-growing": Kind("growing"),
         "stream-store": Kind("cut", shape=WINDOWS),
         "lone-stream": Kind("notes.h5", shape=WINDOWS),
         "records-hdf5": Kind("foreign/records.h5", shape=RECORDS),
@@ -127,12 +139,24 @@ def make_kinds(folder: Path) -> None:
     (folder / "both").mkdir()
     shutil.copytree(folder / "h5", folder / "both" / "hdf5")
     shutil.copytree(folder / "same-batch", folder / "both" / "batch")
+    _write_live(folder / "live", sources, finishes=True)
+    killed_after(lambda: _write_live(folder / "growing", sources, finishes=False))
     _make_flat(folder / "flat", sources)
     _make_foreign(folder / "foreign")
     (folder / "flat" / "npy-records").mkdir()
     for number in range(2):
         with h5py.File(folder / "foreign" / "records" / f"{number}.h5") as h5:
             np.save(folder / "flat" / "npy-records" / f"{number}.npy", h5["input_ids"][:])
+
+
+def _write_live(folder: Path, sources: Path, *, finishes: bool) -> None:
+    """Write a live store of two whole shards and a part of a third one."""
+    batches = np.load(sources / "records" / "0.npy")[:80].reshape(-1, 4, 16)
+    writer = open_writer(folder, batch_size=4, seq_len=16, dtype="uint16", live=True, shard_batches=8)
+    for start in range(0, len(batches), 5):
+        writer.write(batches[start : start + 5])
+    if finishes:
+        writer.finish()
 
 
 def _make_flat(folder: Path, sources: Path) -> None:
@@ -217,20 +241,35 @@ def facts_of(kind: Kind, folder: Path) -> dict[str, Any]:
         write_digests(path, options["digests"], overwrite=True, **reading(kind.options))
         facts["digests"] = sorted(json.loads(options["digests"].read_text()))
     options = reading(options)
+    facts |= facts_read(path, kind, options)
+    ranks = {"rank": 0, "world_size": 1, "shuffle": "sequential" if kind.grows else "global"}
+    with counted_opens(folder) as opens, Loader(path, **options, **kind.shape, **ranks, prefetch=0) as loader:
+        next(iter(loader))
+    facts["opens"] = opens
+    if not kind.grows:
+        cache = folder / "cache"
+        with Loader(path, **options, **kind.shape, **ranks, cache=cache) as loader:
+            next(iter(loader))
+        is_named_anew = facts["fingerprint"].startswith(("sampled:", "live:"))
+        facts["cache"] = _names_in(cache, is_named_anew=is_named_anew)
+    return without_live_id(facts)
+
+
+def facts_read(path: Path | str, kind: Kind, options: dict[str, Any], orders: Sequence[str] = ORDERS) -> dict[str, Any]:
+    """Return the facts that a reader, and loaders in some orders, find at a path or a URL."""
+    facts: dict[str, Any] = {}
     with open_reader(path, **options, **kind.shape) as reader:
         facts["fingerprint"] = reader.fingerprint
         facts["shape"] = [reader.num_batches, reader.num_records, reader.batch_size, reader.seq_len]
     ranks = {"rank": 0, "world_size": 1}
-    for order in ORDERS:
+    for order in ("sequential",) if kind.grows else orders:
         facts[order] = _order_of(lambda order=order: Loader(path, **options, **kind.shape, **ranks, shuffle=order))
-    with counted_opens(folder) as opens, Loader(path, **options, **kind.shape, **ranks, prefetch=0) as loader:
-        next(iter(loader))
-    facts["opens"] = opens
-    cache = folder / "cache"
-    with Loader(path, **options, **kind.shape, **ranks, cache=cache) as loader:
-        next(iter(loader))
-    facts["cache"] = _names_in(cache, is_named_by_files=facts["fingerprint"].startswith("sampled:"))
     return facts
+
+
+def without_live_id(facts: Any) -> Any:
+    """Return facts or a report without the random id of a live store."""
+    return json.loads(_LIVE_ID.sub("live:*", json.dumps(facts)))
 
 
 def _order_of(make: Callable[[], Any]) -> dict[str, Any]:
@@ -247,11 +286,11 @@ def _order_of(make: Callable[[], Any]) -> dict[str, Any]:
     return {"first": first, "state": state, "rest": rest}
 
 
-def _names_in(cache: Path, *, is_named_by_files: bool) -> list[str]:
-    """Return the names of what a cache holds, and remove it; a folder named by files of this disk is left out."""
+def _names_in(cache: Path, *, is_named_anew: bool) -> list[str]:
+    """Return the names of what a cache holds, and remove it; a folder that each run names otherwise is left out."""
     names = sorted(each.relative_to(cache).as_posix() for each in cache.rglob("*"))
     shutil.rmtree(cache)
-    return [name.partition("/")[2] for name in names] if is_named_by_files else names
+    return [name.partition("/")[2] for name in names] if is_named_anew else names
 
 
 #: Commands whose reports are pinned, for a path.
@@ -279,7 +318,92 @@ def reports_of(kind: Kind, folder: Path) -> dict[str, Any]:
         if isinstance(report, dict):
             assert report.pop("version") == JSON_VERSION  # which is younger than the pins
         found[command] = [done.exit_code, pinned(report, folder)]
-    return found
+    return without_live_id(found)
+
+
+_ROWS = ("--batch-size", 4, "--seq-len", 16)
+_NEW = ("convert", "npy-to-hdf5", "records", "new", "--batch-size", 4, "--shards", 2, "--workers", 1)
+_PARTS = ("convert", "npy-to-batch", "records", "parts", "--batch-size", 4, "--shards", 2, "--shard-range")
+_SCORES = ("fields", "make", "h5", "scores", "--field", "score=f4/record")
+_TEXT = ("convert", "jsonl-to-hdf5", "text", "dry", *_ROWS, "--tokenizer", "byte", "--dry-run")
+_NOTES = ("notes.h5", "notes.h5.documents")
+#: Commands whose reports are pinned, in a folder that has copies of some paths: name -> (paths, commands).
+JOBS: dict[str, tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]] = {
+    "repair": (("growing", "lone.batch", "lone.batch.crc32"), (
+        ("repair", "growing", "--dry-run"), ("repair", "growing"), ("repair", "lone.batch"),
+    )),
+    "index": (("h5", "lone.batch", "flat/npy"), (
+        ("index", "rebuild", "h5", "--force"), ("index", "rebuild", "h5"), ("index", "crc32", "lone.batch"),
+        ("index", "digests", "npy", "-o", "digests.json"),
+    )),
+    "convert": (("sources/records", "sources/text", *_NOTES), (
+        _NEW, (*_NEW, "--resume"), _TEXT, (*_PARTS, "0/2"), (*_PARTS, "1/2"), ("index", "merge", "parts"),
+        ("convert", "stream-to-hdf5", "notes.h5", "packed", *_ROWS, "--packing", "best-fit"),
+    )),
+    "report": (("h5", *_NOTES), (("report", "h5", "-o", "h5.html"), ("report", "notes.h5", "-o", "notes.html"))),
+    "tokenizer": (("sources/text",), (("tokenizer", "train", "text", "-o", "new.json", "--vocab-size", 300),)),
+    "fields": (("h5",), (
+        (*_SCORES, "--dry-run"), _SCORES, ("fields", "list", "h5"),
+        *(("fields", word, "h5", "scores") for word in ("info", "verify", "finish", "release")),
+        ("fields", "drop", "h5", "scores", "--yes"),
+    )),
+    "stage": (("h5",), (
+        ("stage", "h5", "cache"), ("stage", "h5", "cache"), ("cache", "ls", "cache"), ("cache", "rm", "cache"),
+    )),
+    "plan": (("h5", *_NOTES), (("plan", "h5", "--ranks", 2), ("plan", "notes.h5", "--ranks", 2, *_ROWS))),
+}  # fmt: skip
+#: Commands of which a report is pinned without its values: they are facts of the machine.
+MEASURING: dict[str, tuple[Any, ...]] = {"doctor": ("doctor", "h5"), "bench": ("bench", "h5", "--seconds", 1)}
+#: Keys of the reports of jobs whose values differ from run to run, or from machine to machine.
+_OF_MACHINE = frozenset((
+    "bytes", "seconds", "modified", "created", "version", "started", "host", "free", "memory_bytes", "workers",
+    "total_bytes", "temp_bytes", "largest_part_bytes", "largest_shard_bytes", "num_bytes", "index_bytes",
+    "opens_at_opening", "opens_per_epoch", "opens_of_all", "looks_at_opening",
+    "tokens_per_second", "left_s", "shuffle",  # which names the part of its source that was in the page cache
+))  # fmt: skip
+
+
+def of_job(value: Any, folder: Path) -> Any:
+    """Return a report without what differs from run to run, or from machine to machine."""
+    if isinstance(value, dict):
+        hidden = _OF_MACHINE | ({"value"} if value.get("how") == "measured" else set())
+        return {key: HIDDEN if key in hidden else of_job(each, folder) for key, each in value.items()}
+    if isinstance(value, list):
+        return [of_job(each, folder) for each in value]
+    return value.replace(str(folder), "") if isinstance(value, str) else value
+
+
+def reports_of_job(name: str, folder: Path) -> list[Any]:
+    """Return the exit code and the report of each command of a job, one after the other."""
+    paths, commands = JOBS[name]
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        for path in paths:
+            copy = shutil.copytree if (folder / path).is_dir() else shutil.copyfile
+            copy(folder / path, Path(path).name)
+        found = []
+        for command in commands:
+            done = run_zb(*command, "--json")
+            report = json.loads(done.stdout) if done.stdout else done.stderr
+            if isinstance(report, dict):
+                report.pop("version")
+            found.append([done.exit_code, of_job(report, Path(place))])
+    return without_live_id(found)
+
+
+def shape_of(value: Any) -> Any:
+    """Return the keys of a report, without its values."""
+    if isinstance(value, dict):
+        return {key: shape_of(each) for key, each in sorted(value.items())}
+    if isinstance(value, list):
+        shapes = {json.dumps(shape_of(each)) for each in value}
+        return [json.loads(shape) for shape in sorted(shapes)]
+    return HIDDEN
+
+
+def shape_of_report(name: str, folder: Path) -> Any:
+    """Return the keys of the report of a command that measures the machine."""
+    with contextlib.chdir(folder):
+        return shape_of(json.loads(run_zb(*MEASURING[name], "--json").stdout))
 
 
 #: Conversions whose bytes are pinned: name -> (source, target, options).
@@ -287,6 +411,8 @@ CONVERSIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "npy-to-hdf5": ("sources/records", "hdf5", {**WINDOWS, "shards": 2}),
     "npy-to-batch": ("sources/records", "batch", {**WINDOWS, "shards": 2}),
     "npy-to-stream": ("sources/long", "stream", {"boundary_token_id": 7}),
+    **{f"npy-to-hdf5-{codec}": ("sources/records", "hdf5", {**WINDOWS, "codec": codec}) for codec in ("gzip", "zstd")},
+    "npy-to-stream-zstd": ("sources/long", "stream", {"boundary_token_id": 7, "codec": "zstd"}),
     "hdf5-to-npy": ("h5", "npy", {}),
     "text-to-hdf5": ("sources/text", "hdf5", {"batch_size": 4, "seq_len": 32, "tokenizer": "byte"}),
     "stream-to-hdf5": ("notes.h5", "hdf5", {**WINDOWS, "packing": "best-fit"}),
@@ -314,17 +440,44 @@ def bytes_of(name: str, folder: Path) -> dict[str, str]:
     found = files_in(out) if out.is_dir() else {}
     if not found:  # a lone result of several files
         found = {path.name: path.read_bytes() for path in folder.glob("out*") if path.is_file()}
-    digests = {
+    if "codec" in options:
+        found |= {name: _values_of(out / name) for name in found if name.endswith(".h5")}
+    digests = _digests_of(found)
+    for path in folder.glob("out*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return digests
+
+
+def _digests_of(found: dict[str, bytes]) -> dict[str, Any]:
+    """Return the digest of each file of a result, and the keys of its index."""
+    digests: dict[str, Any] = {
         path: hashlib.sha256(_bytes_of(Path(path), content)).hexdigest()[:16]
         for path, content in sorted(found.items())
         if not Path(path).name.startswith(JOURNAL_PREFIX) and Path(path).name != "shards.json"
     }
-    if (out / "shards.json").exists():
-        index = json.loads((out / "shards.json").read_text())
-        digests["shards.json"] = sorted(index)
-    for path in folder.glob("out*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if "shards.json" in found:
+        digests["shards.json"] = sorted(json.loads(found["shards.json"]))
     return digests
+
+
+def _values_of(path: Path) -> bytes:
+    """Return what a compressed file holds, as its digests have it: another version of a codec compresses otherwise."""
+    parts = []
+
+    def take(name: str, item: Any) -> None:
+        facts = [name, {key: str(value) for key, value in sorted(item.attrs.items())}]
+        if isinstance(item, h5py.Dataset):
+            how = item.id.get_create_plist()
+            filters = [how.get_filter(number)[0] for number in range(how.get_nfilters())]
+            facts += [item.shape, str(item.dtype), item.chunks, filters]
+            if not filters and not name.endswith(EXTENTS):  # which has the places of compressed chunks
+                facts.append(item[()].tobytes().hex())
+        parts.append(json.dumps(facts))
+
+    with h5py.File(path) as h5:
+        parts.append(json.dumps({key: str(value) for key, value in sorted(h5.attrs.items())}))
+        h5.visititems(take)
+    return "\n".join(parts).encode()
 
 
 class Reading(Engine):
@@ -360,6 +513,12 @@ def cases() -> dict[str, Callable[[Path], Any]]:
         found[f"facts/{name}"] = lambda folder, kind=kind: facts_of(kind, folder)
         if not kind.digests:
             found[f"reports/{name}"] = lambda folder, kind=kind: reports_of(kind, folder)
+    for name in ("live", "growing"):
+        found[f"bytes/{name}"] = lambda folder, name=name: _digests_of(files_in(folder / name))
+    for name in JOBS:
+        found[f"jobs/{name}"] = lambda folder, name=name: reports_of_job(name, folder)
+    for group, name in {"shapes": "doctor", "bench": "bench"}.items():  # the latter takes seconds
+        found[f"{group}/{name}"] = lambda folder, name=name: shape_of_report(name, folder)
     for name in CONVERSIONS:
         found[f"bytes/{name}"] = lambda folder, name=name: bytes_of(name, folder)
         found[f"plans/{name}"] = lambda folder, name=name: plan_of(name, folder)

@@ -1,4 +1,4 @@
-"""Fingerprints, orders, states, reports, opens and written bytes of every kind of path, and plans. See `pins.py`."""
+"""Fingerprints, orders, states, opens and written bytes of every kind of path, plans, reports. See `pins.py`."""
 
 import json
 
@@ -38,7 +38,9 @@ def test_every_case_is_pinned():
 
 
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")
-@pytest.mark.parametrize("group", ["facts", "reports", "bytes", "plans"])
+@pytest.mark.parametrize(
+    "group", ["facts", "reports", "bytes", "plans", "jobs", "shapes", pytest.param("bench", marks=pytest.mark.slow)]
+)
 def test_facts_are_those_of_earlier_builds(group, folder):
     different = []
     for case, make in CASES.items():

@@ -78,11 +78,19 @@ def _differences(values: list[int]) -> tuple[int, npt.NDArray[Any]]:
 
 
 class KnownFiles:
-    """The identities of files by their numbers. A pickled copy of many has about 20 bytes of each."""
+    """The identities of files by their numbers. A pickled copy of many has about 20 bytes of each.
 
-    def __init__(self) -> None:
-        self._known: dict[int, Identity] = {}  # that of the documents of a file has the key -1 - number
-        self._packed: tuple[_Packed, ...] = ()
+    Parameters
+    ----------
+    known
+        Those that are known; that of the documents of a file has the key -1 - number. None: none are.
+    packed
+        Those that another process has packed.
+    """
+
+    def __init__(self, known: dict[int, Identity] | None = None, *packed: _Packed) -> None:
+        self._known = known or {}
+        self._packed = packed
 
     def get(self, number: int) -> Identity | None:
         """Return the identity of a file; None: it is not known."""
@@ -106,7 +114,7 @@ class KnownFiles:
     def __reduce__(self) -> tuple[Any, ...]:
         known = {key: each for packed in self._packed for key, each in packed.items()} | self._known
         if len(known) <= FEW:
-            return _unpickled, (known,)
+            return KnownFiles, (known,)
         others: dict[int, Identity] = {}
         by_mounts: dict[str, dict[int, FileIdentity]] = {}
         for key, each in known.items():
@@ -114,11 +122,4 @@ class KnownFiles:
                 by_mounts.setdefault(each.device.mounts, {})[key] = each
             else:
                 others[key] = each
-        return _unpickled, (others, *(_Packed.of(*each) for each in by_mounts.items()))
-
-
-def _unpickled(known: dict[int, Identity], *packed: _Packed) -> KnownFiles:
-    files = KnownFiles()
-    files._known = known
-    files._packed = packed
-    return files
+        return KnownFiles, (others, *(_Packed.of(*each) for each in by_mounts.items()))

@@ -7,6 +7,7 @@ are compared with what the code gives.
 import ast
 import re
 import shlex
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def name_of(page):
 
 
 TEXT = {name_of(page): page.read_text(encoding="utf-8") for page in (README, *PAGES)}
+TUTORIALS = {name for name in TEXT if name.startswith("tutorials/")}
+#: Pages whose commands run between their Python examples.
+COMMANDS_RUN = {"coming_from.md", "documents.md", "start.md", "train.md", *TUTORIALS}
+#: The language of a block, and its lines.
+BLOCK = re.compile(r"^ *```([\w{}-]*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 #: The lines of each example.
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 SHAPE = re.compile(r"(torch\.int\d+), \[([\d, ]+)\]")
@@ -91,16 +97,40 @@ def is_compared(node, comment, names):
     return bool(found) and bool(claim or attributes)
 
 
-def ran(lines):
+def words_of(command):
+    """Return the words of a command line as a shell gives them to its program."""
+    if "$" not in command:
+        return shlex.split(command)
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], check=True, capture_output=True, text=True)
+    return printed.stdout.split("\0")[:-1]
+
+
+def ran(lines, code=0):
     """Run command lines, and return what they print; files that a comment names as a result are there."""
     printed = ""
     for line in lines:
         command, _, comment = line.partition("  #")
-        words = shlex.split(command)[1:]
+        words = words_of(command)[1:]
         done = CliRunner().invoke(zb, words)
-        assert done.exit_code == 0, done.output
-        printed += done.stdout
+        assert done.exit_code == code, f"{line}\n{done.output}"
+        printed += done.output if code else done.stdout
         stems = {Path(word).stem for word in words if not word.startswith("-")}
-        named = [name for name in re.findall(r"[\w-]+(?:\.\w+)+", comment) if name.partition(".")[0] in stems]
+        named = [name for name in re.findall(r"[\w-]+(?:\.\w+)+", comment) if {name, name.partition(".")[0]} & stems]
         assert not [name for name in named if not Path(name).exists()], line
     return printed
+
+
+def variables_in(line):
+    """Return the variables that a line with `export` sets."""
+    words = shlex.split(line, comments=True)[1:]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def untagged_in(text):
+    """Return the blocks of a page that have lines to type, or an output, and no name of a language."""
+    return [block for language, block in BLOCK.findall(text) if language in ("", "bash")]
+
+
+def with_any_numbers(line):
+    """Return a line in which all numbers and all spaces are the same, and lines that are drawn to its end too."""
+    return re.sub(r"─+$", "─", " ".join(re.sub(r"\d[\d,.]*", "0", line).split()))

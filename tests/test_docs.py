@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import commands_of
-from pages import EXAMPLE, PAGES, README, ROOT, TEXT, name_of, run_page
+from pages import BLOCK, COMMANDS_RUN, EXAMPLE, PAGES, README, ROOT, TEXT, TUTORIALS, name_of, run_page, untagged_in
 from processes import PROGRAMS, command_of, environment, running
 
 import zb_hdf5
@@ -37,8 +37,6 @@ from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.native import BATCH_HEADER_FIELDS
 from zb_hdf5.store.format_list import backends
 from zb_hdf5.store.set_facts import SET_KEYS, BoundFile
-
-TUTORIALS = {name for name in TEXT if name.startswith("tutorials/")}
 
 
 def rows_of(page, header):
@@ -431,15 +429,10 @@ def test_the_page_of_new_formats_names_every_part_of_a_row_and_every_member_with
     assert set(first_words_in("| member | value |")) == {*needed, "read"}
 
 
-#: The language of a block, and its code.
-BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
-
-
 def typed_in(text):
     """Return the commands of a page, without the comments beside them."""
     typed = re.compile(r"^(?:zb|pip|python|convert) .*?(?=\s{2,}# |$)", re.MULTILINE)
-    blocks = [code for language, code in BLOCK.findall(text) if language in ("", "bash")]
-    return [command for code in blocks for command in typed.findall(code)]
+    return [command for code in untagged_in(text) for command in typed.findall(code)]
 
 
 @pytest.mark.parametrize("page", sorted(page for page in TEXT if (ROOT / "docs" / page).exists()))
@@ -510,8 +503,6 @@ def test_a_page_begins_with_what_it_is_for(page):
     assert purpose.startswith("This page ")
 
 
-#: Pages whose commands run between their Python examples.
-COMMANDS_RUN = {"coming_from.md", "documents.md", "start.md", "train.md", *TUTORIALS}
 #: File or folder of files of another trainer -> its names on the page for those who come from there.
 FILES_OF_TRAINERS = {
     "bin/nanogpt/train.bin": "train.bin",

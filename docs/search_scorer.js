@@ -9,7 +9,8 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
   score: ([page, , , , score, , kind]) => {
-    if (kind !== SearchResultKind.text) return score; // a heading or a name is what was asked for
+    if (kind === SearchResultKind.title) return 3 * score; // a heading with the words leads to its place in the page
+    if (kind !== SearchResultKind.text) return score;
     if (/^(questions|errors)$/.test(page)) return score + 1;
     return /^(api(\/.*)?|architecture|json|options|report)$/.test(page) ? score - 20 : score;
   },

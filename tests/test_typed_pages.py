@@ -283,6 +283,7 @@ PAGES = {
         },
         in_sentences=True,
     ),
+    "order.md": Page(stored_batches),
     "questions.md": Page(stored_batches, {"mkdir train-h5.partial": lambda: shutil.rmtree("train-h5")}),
     "README.md": Page(rows_and_texts),
     "slurm_jobs.md": Page(arrays),

@@ -461,7 +461,7 @@ class MmapTokenStore:
         return self.corpus.num_tokens
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.corpus!r})"
+        return f"{type(self).__name__}({str(self.corpus.path)!r}, {len(self.corpus):,} tokens)"
 
     def refresh(self) -> int:
         """See the tokens that were committed since; return `num_tokens`."""

@@ -437,6 +437,11 @@ class StoreMeta:
     field: Field | None = None
     unfit: tuple[tuple[str, str], ...] = ()
 
+    def __repr__(self) -> str:
+        shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, dtype={self.dtype.name}"
+        fields = ", ".join(field.name for field in self.fields) or "none"
+        return f"{type(self).__name__}({shape}, layout={self.layout!r}, codec={self.codec!r}, fields: {fields})"
+
     def __post_init__(self) -> None:
         for name in ("batch_size", "seq_len"):
             self._require_range(name, 1, U32_MAX, f"{U32_MAX:,}")

@@ -62,6 +62,9 @@ class ClaimedRange:
         with on_failure(claim.release):
             return cls(folder, facts, number, claim)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._folder)!r}, records {self.first:,} to {self.stop:,})"
+
     def _open_parts(self) -> None:
         """Open the parts of the range, and make those that it lacks: the tokens may have grown since it had one."""
         there = [(first, path) for first, path in parts_in(self._folder) if self.first <= first < self.stop]

@@ -46,6 +46,10 @@ class FieldSetPlan:
         status = os.statvfs(there)
         return cls(folder, facts, status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
+    def __repr__(self) -> str:
+        size = f"{format_bytes(self.num_bytes)} in {counted(self.num_parts, 'part')}"
+        return f"{type(self).__name__}({str(self.folder)!r}, {self.facts.num_records:,} records, {size})"
+
     @property
     def num_parts(self) -> int:
         return self.facts.num_cells

@@ -74,6 +74,9 @@ class Residency:
         self.waits = 0
         self._begin(False)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(in_memory={self.in_memory}, waits={self.waits})"
+
     def _begin(self, in_memory: bool) -> None:
         self.in_memory = in_memory
         #: Whether pages that were read stay in memory; None: not known yet.

@@ -109,6 +109,9 @@ class Tokens(ABC):
             If a unit that is checked is damaged.
         """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.num_tokens:,} of {self.dtype.name})"
+
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         """Fill `out`, shape `(n, L)`, with the L tokens from each of `starts`, int64 `(n,)`. Raises as `read`."""
         self.read(zip(starts.tolist(), out, strict=True))

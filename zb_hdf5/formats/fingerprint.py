@@ -72,6 +72,9 @@ class Fingerprint:
     sample: Callable[[], str]
     digests: Sequence[str] = ()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(by={self.by.name})"
+
     @property
     def of_tokens(self) -> str:
         """The text of the tokens, whatever the shape of their batches is."""

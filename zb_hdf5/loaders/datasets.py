@@ -195,8 +195,9 @@ class BatchDataset(Dataset[BatchT]):
 
     def __repr__(self) -> str:
         plan = self._loader.plan
+        content = f"{plan.steps_from(0)} batches of {plan.batch_size} records"
         where = f"epoch={self.epoch}, rank={plan.rank}, world_size={plan.world_size}"
-        return f"{type(self).__name__}({str(self.path)!r}, {len(self)} batches of {plan.batch_size} records, {where})"
+        return f"{type(self).__name__}({str(self.path)!r}, {content}, {where})"
 
 
 class StepSampler(DistributedSampler[Any]):

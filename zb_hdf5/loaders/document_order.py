@@ -73,6 +73,9 @@ class Documents:
         self._numbers = None if is_read.all() else np.flatnonzero(is_read)
         self.count = len(lengths) if self._numbers is None else len(self._numbers)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.count:,} documents)"
+
     def numbers(self, documents: IndexArray) -> IndexArray:
         """Return the numbers that some documents have in the stream."""
         return documents if self._numbers is None else self._numbers[documents]

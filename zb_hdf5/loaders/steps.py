@@ -166,6 +166,9 @@ class StepReader:
             read = self._read_batch if self._whole is None else self._whole.read
             self._far = FarBatches(batches, self._dtype, read)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._batches!r})"
+
     # --- one step ------------------------------------------------------------------------------------------------
 
     def read(self, request: Request) -> Step:

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError
+from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError, counted
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.listing import kept_listings, name_below
@@ -85,6 +85,10 @@ class Digests:
     files: Mapping[str, FlatDigest]
     read_as: ReadAs = AS_STORED
     record_tokens: int | None = None
+
+    def __repr__(self) -> str:
+        content = f"{self.num_tokens:,} tokens in {counted(len(self.files), 'file')}"
+        return f"{type(self).__name__}({str(self.path)!r}, {content}, backend={self.backend!r})"
 
     @property
     def num_tokens(self) -> int:

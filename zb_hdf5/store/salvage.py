@@ -69,6 +69,9 @@ class RepairReport:
     kept_tokens: int = 0
     dropped_tokens: int = 0
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {self.line()})"
+
     def line(self) -> str:
         """Return the outcome as one line of text."""
         kept = counted(self.kept, self.unit)

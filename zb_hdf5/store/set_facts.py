@@ -97,6 +97,10 @@ class SetFacts:
     note: str = ""
     words: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        content = f"{self.num_records:,} records, fields: {', '.join(field.name for field in self.fields)}"
+        return f"{type(self).__name__}({self.name!r}, split={self.split!r}, {content})"
+
     def __post_init__(self) -> None:
         if self.about not in ABOUT:
             raise ArgumentError(f"about must be one of {', '.join(ABOUT)}, found {self.about!r}")

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from zb_hdf5.documents.metadata import TableInfo
-from zb_hdf5.errors import FormatError
+from zb_hdf5.errors import FormatError, counted
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.paths import any_path
@@ -95,6 +95,10 @@ class ShardEntry:
     pieces: TableInfo | None = None
     compressed: CompressedTokens | None = None
 
+    def __repr__(self) -> str:
+        size = f"{self.num_batches:,} batches, {self.token_count:,} tokens, {self.num_bytes:,} bytes"
+        return f"{type(self).__name__}({self.path!r}, {size}, split={self.split!r}, complete={self.complete})"
+
     @classmethod
     def of(cls, info: ShardInfo, split: str = DEFAULT_SPLIT, document_count: int | None = None) -> Self:
         """Describe a file that was just written.
@@ -164,6 +168,9 @@ class ShardTable(Sequence[ShardEntry]):
     columns: dict[str, RunTable]
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
     optional: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({counted(len(self), 'shard')}, {sum(self.values['token_count']):,} tokens)"
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:

@@ -95,6 +95,10 @@ class ShardReport:
     missing: str = ""
     problem: ZbError | None = None
 
+    def __repr__(self) -> str:
+        reason = "" if self.problem is None and not self.missing else f": {self.problem or self.missing}"
+        return f"{type(self).__name__}({self.path!r}, {self.token_count:,} tokens, {self.outcome.value}{reason})"
+
     @property
     def outcome(self) -> Outcome:
         """The verdict on the file."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from click.testing import CliRunner
+from commandline import commands_of
 
 from zb_hdf5.commands.zb import zb
 
@@ -124,6 +125,20 @@ def variables_in(line):
     """Return the variables that a line with `export` sets."""
     words = shlex.split(line, comments=True)[1:]
     return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+#: The names of all commands and their groups.
+COMMANDS = {"zb", *(f"zb {name}" for name, _ in commands_of(zb))}
+
+
+def names_a_file(command):
+    """Return whether a command in a sentence is a whole line: a name follows it, and none that stands for others."""
+    words = command.split()
+    while " ".join(words) not in COMMANDS:
+        words.pop()
+    names = command.split()[len(words) :]
+    follows = bool(names) and not names[0].startswith("-")
+    return follows and not any(re.match(r"[A-Z]+\b", word) for word in names)
 
 
 def untagged_in(text):

@@ -12,10 +12,11 @@ import pytest
 from byte_files import write_megatron
 from click.testing import CliRunner
 from interrupted import stopped_before_the_index
-from pages import TEXT, ran, untagged_in, variables_in, words_of
+from pages import BLOCK, TEXT, names_a_file, ran, untagged_in, variables_in, words_of
+from processes import killed
 from torch.utils.data import DataLoader
 
-from zb_hdf5 import Loader, convert
+from zb_hdf5 import FollowingLoader, HDF5ShardWriter, Loader, convert
 from zb_hdf5.commands.zb import zb
 
 
@@ -139,6 +140,42 @@ def damaged():
     return use
 
 
+def killed_writer():
+    killed("""
+writer = open_writer("train.h5", batch_size=2, seq_len=8, dtype="uint16")
+writer.write(np.ones((3, 2, 8), np.uint16))""")
+    return "zb verify train.h5.partial"
+
+
+def lost_shard():
+    arrays()
+    convert("tokens", "hdf5", "train-h5", batch_size=8, shards=2)
+    max(Path("train-h5").glob("*.h5")).unlink()
+    return "zb info train-h5"
+
+
+def killed_live_writer():
+    killed("""
+writer = open_writer("live", batch_size=2, seq_len=8, dtype="uint16", live=True, shard_batches=4)
+writer.write(np.ones((6, 2, 8), np.uint16))""")
+
+    def use():
+        with FollowingLoader("live", timeout_s=0.1, rank=0, world_size=1) as loader:
+            list(loader)
+
+    return use
+
+
+def other_index():
+    """Take the index of a store of the same tokens in other documents."""
+    for name, length in (("train", 10), ("other", 20)):
+        with HDF5ShardWriter(f"{name}.h5", dtype="uint16") as writer:
+            writer.write_documents(np.arange(4000, dtype=np.uint16), [length] * (4000 // length))
+        convert(f"{name}.h5", "hdf5", f"{name}-h5", seq_len=50, batch_size=8, packing="concat")
+    os.replace("other-h5/shards.json", "train-h5/shards.json")
+    return "zb verify train-h5"
+
+
 #: Beginning of a heading -> a function that makes what leads to its error, and returns the line or the function of it.
 MET = {
     "…: expected a file or folder to write, found a link": linked,
@@ -150,6 +187,10 @@ MET = {
     "…: expected at most … of the lines, rows or files to be dropped": no_texts,
     "…: tells no documents apart…: pass boundary_token_id": no_documents,
     "…: no …: its index was lost": lost_index,
+    "…: its writer has not finished": killed_writer,
+    "…: names …, which is not there": lost_shard,
+    "…: no new batch for … s": killed_live_writer,
+    "…: belongs to another store, or was made again": other_index,
     "…: expected a token file of …, found another file": no_header,
     "…: has …, which are not read in place": saved_to_disk,
     "…: a Loader is iterated over and has no items": passed_to_a_data_loader,
@@ -167,15 +208,20 @@ NOT_TYPED = {
     "…: access denied": "needs the program and an account of AWS; tests/remote/ has servers with passwords",
     "…: its server has no TLS": "needs a server that speaks S3: tests/remote/test_tutorial.py types it there",
 }
-#: Line -> the exit code with which it tells of the damage.
-CODES = {"zb verify train-h5": 3}
+#: Beginning of a heading -> the exit code with which its first line tells of the damage.
+CODES = {"…: … …: expected crc32 …, found …": 3, "…: names …, which is not there": 4}
 
 
 def sections():
-    """Return heading -> the lines below it."""
+    """Return heading -> the lines below it, also those in its sentences."""
     _, *found = re.split(r"^\*\*`", TEXT["errors.md"], flags=re.MULTILINE)
-    lines = {text.partition("`**")[0]: "\n".join(untagged_in(text)).splitlines() for text in found}
+    lines = {text.partition("`**")[0]: lines_in(text) for text in found}
     return {heading: typed for heading, typed in lines.items() if typed}
+
+
+def lines_in(text):
+    named = re.findall(r"`(zb [^`\n]+)`", BLOCK.sub("", text))
+    return [*filter(names_a_file, named), *"\n".join(untagged_in(text)).splitlines()]
 
 
 def beginning_of(heading):
@@ -186,7 +232,7 @@ def beginning_of(heading):
 
 def test_each_line_of_the_page_is_typed_or_has_a_reason():
     assert sorted(map(beginning_of, sections())) == sorted([*MET, *NOT_MET, *NOT_TYPED])
-    assert (len(MET), len(NOT_MET), len(NOT_TYPED)) == (14, 1, 4)
+    assert (len(MET), len(NOT_MET), len(NOT_TYPED)) == (18, 1, 4)
 
 
 def error_of(met):
@@ -215,9 +261,9 @@ def test_the_lines_below_an_error_cure_it(heading, tmp_path, monkeypatch):
         assert re.search(".*".join(map(re.escape, heading.split("…"))), message, re.DOTALL), message
     else:
         arrays()
-    for line in sections()[heading]:
+    for number, line in enumerate(sections()[heading]):
         if line.startswith("zb "):
-            ran([line], CODES.get(line, 0))
+            ran([line], CODES.get(begins, 0) if number == 0 else 0)
         elif line.startswith("export "):
             for name, value in variables_in(line).items():
                 monkeypatch.setenv(name, value)

@@ -21,13 +21,12 @@ import mds_folder
 import numpy as np
 import pytest
 from byte_files import write_megatron
-from commandline import commands_of
 from contents import write_stream
-from pages import BLOCK, COMMANDS_RUN, ROOT, TEXT, ran, untagged_in, with_any_numbers
+from pages import BLOCK, COMMANDS_RUN, ROOT, TEXT, names_a_file, ran, untagged_in, with_any_numbers
+from processes import killed
 
 import zb_hdf5
 from zb_hdf5 import Loader, MixedLoader, convert, open_writer
-from zb_hdf5.commands.zb import zb
 
 #: Tokens of each of two files; a boundary token ends each thousand.
 TOKENS = 350_000
@@ -119,24 +118,15 @@ def books_with_a_state():
         Path("loader.json").write_text(json.dumps(loader.state_dict()))
 
 
-def killed(lines):
-    """Run a program that ends as a killed one does, without its last words."""
-    subprocess.run([sys.executable, "-c", f"{lines}\nos._exit(9)"], check=False)
-
-
-def killed_writer():
-    killed("""
-import os, numpy as np
-from zb_hdf5 import open_writer
-writer = open_writer("train.h5", batch_size=2, seq_len=8, dtype="uint16")
+def killed_writer(name="train.h5"):
+    killed(f"""
+writer = open_writer("{name}", batch_size=2, seq_len=8, dtype="uint16")
 writer.write(np.ones((3, 2, 8), np.uint16))""")
 
 
 def killed_writer_of_documents():
     Path("stream.h5").unlink()
     killed("""
-import os, numpy as np
-from zb_hdf5 import HDF5ShardWriter
 writer = HDF5ShardWriter("stream.h5", dtype="uint16")
 for number in range(600):
     writer.write_document(np.full(1000, number, np.uint16))""")
@@ -145,10 +135,35 @@ for number in range(600):
 def killed_live_writer():
     shutil.rmtree("live")
     killed("""
-import os, numpy as np
-from zb_hdf5 import open_writer
 writer = open_writer("live", batch_size=2, seq_len=8, dtype="uint16", live=True, shard_batches=4)
 writer.write(np.ones((6, 2, 8), np.uint16))""")
+
+
+def books_and_ids():
+    """Make the files of the page of questions."""
+    books_with_a_state()
+    corpus_of_parquet()
+    ran(["zb tokenizer train corpus/ --vocab-size 300 -o tok.json"])
+    Path("corpus.jsonl").write_text(f"{json.dumps({'text': 'a river at night ' * 5000})}\n" * 4)
+    Path("ids.jsonl").write_text(f"{json.dumps({'input_ids': [1, 2, 3] * 700})}\n" * 100)
+
+
+def remove_store():
+    shutil.rmtree("train-h5")
+
+
+def stored_again():
+    remove_store()
+    os.replace("books-h5", "train-h5")
+
+
+def stepped():
+    """Make a store of short rows, and a state after 5,000 steps of 8 ranks."""
+    ran(["zb convert s.jsonl text-h5 --tokenizer byte --seq-len 16 --batch-size 1 --packing best-fit"])
+    with Loader("text-h5", rank=0, world_size=8) as loader:
+        for _ in range(5000):
+            next(loader)
+        Path("loader.json").write_text(json.dumps(loader.state_dict()))
 
 
 def flipped_bit():
@@ -284,7 +299,19 @@ PAGES = {
         in_sentences=True,
     ),
     "order.md": Page(stored_batches),
-    "questions.md": Page(stored_batches, {"mkdir train-h5.partial": lambda: shutil.rmtree("train-h5")}),
+    "questions.md": Page(
+        books_and_ids,
+        {
+            "zb repair x.h5.partial": lambda: killed_writer("x.h5"),
+            "zb index rebuild train-h5": lambda: Path("train-h5/shards.json").unlink(),
+            "mkdir train-h5.partial": lambda: os.replace("train-h5", "books-h5"),
+            "zb convert jsonl-to-hdf5 corpus.jsonl train-h5 --tokenizer tok.tiktoken --seq-len 2048": remove_store,
+            "zb convert ids.jsonl train-h5 --seq-len 2048": remove_store,
+            "zb which train-h5 --state loader.json --step 1200 --text": stored_again,
+            "zb which text-h5 --state loader.json --last 5000 --world-size 8 --by source": stepped,
+        },
+        in_sentences=True,
+    ),
     "README.md": Page(rows_and_texts),
     "slurm_jobs.md": Page(arrays),
     "text.md": Page(
@@ -323,7 +350,6 @@ NOT_TYPED = {
 
 #: The line of a log, and the drawing of the first page: outputs of no block, which other tests compare.
 LOG, DRAWING = "1,000 batches, ", "tokens  "
-COMMANDS = {"zb", *(f"zb {name}" for name, _ in commands_of(zb))}
 
 
 def is_typed(line):
@@ -345,15 +371,6 @@ def parts_of(text, *, in_sentences):
         elif block and not block.startswith((LOG, DRAWING, *NOT_TYPED)):
             found.append(block)
     return found
-
-
-def names_a_file(command):
-    """Return whether a command in a sentence is a whole line: a name follows it, and none that stands for others."""
-    words = command.split()
-    while " ".join(words) not in COMMANDS:
-        words.pop()
-    names = command.split()[len(words) :]
-    return any(not word.startswith("-") for word in names) and not any(word.isupper() for word in names)
 
 
 @pytest.mark.slow

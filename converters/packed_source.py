@@ -117,7 +117,7 @@ class PackedSource(BatchSource):
         if pad_id is None:
             pad_id = max(0, store.index.meta.boundary_token_id)
         require_pad_id(pad_id, self.meta)
-        files = [(each, file) for each in stores.values() for file in each.files]
+        files = [(each, file.path) for each in stores.values() for file in each.files]
         beside = [other for each, file in files for other in files_beside(each.backend, file)]
         self.paths = [*paths, *(file for _, file in files), *beside]
         self.shuffle = "global" if options.shuffle else "none"

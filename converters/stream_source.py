@@ -162,9 +162,9 @@ class StreamSource(DocumentSource):
             for split in ([None] if options.is_one_split else found.splits_there())
         }
         self._files = [
-            StreamFile(stream, number, split, path, _cuts(stream, number, path, in_pieces))
+            StreamFile(stream, number, split, file.path, _cuts(stream, number, file.path, in_pieces))
             for (_, split), stream in self._streams.items()
-            for number, path in enumerate(stream.files)
+            for number, file in enumerate(stream.files)
         ]
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
@@ -371,7 +371,7 @@ def without_documents(stream: StoreCorpus) -> str:
     if flat is None or not flat.documents_suffix:
         return ""
     counts = list(stream.index.table.values["document_count"])
-    name = stream.files[counts.index(NOT_KNOWN)].name
+    name = stream.files[counts.index(NOT_KNOWN)].path.name
     return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 

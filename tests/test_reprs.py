@@ -46,6 +46,7 @@ def of_data(store, stream, folder):
     yield zb_hdf5.open_reader(store)
     corpus = zb_hdf5.open_corpus(stream)
     yield from (corpus.documents, corpus, corpus.tokens, corpus.index, *corpus.index.shards, corpus.meta)
+    yield from (corpus.files, *corpus.files)
     yield corpus.known_as
     with zb_hdf5.Loader(store, rank=0, world_size=2) as loader:
         yield from (loader.dataset(), loader.dataset().sampler, loader.records(), loader.plan, loader.stats())

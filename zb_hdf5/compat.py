@@ -311,7 +311,7 @@ class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
         self.process_rank = process_rank
         self.num_processes = num_processes
         self.device = device
-        self.filepaths = [str(path) for path in self.batches.corpus.files]
+        self.filepaths = [str(file.path) for file in self.batches.corpus.files]
         self._starts = self.batches.tokens.starts
 
     seq_len = property(lambda self: self.batches.stride)
@@ -429,7 +429,7 @@ class MmapTokenStore:
         corpus = open_corpus(path, split=split, access=access, verify=verify, read_as=read_as)
         self.corpus = require_stream(corpus)
 
-    paths = property(lambda self: self.corpus.files)
+    paths = property(lambda self: [file.path for file in self.corpus.files])
     num_tokens = property(lambda self: self.corpus.num_tokens)
     dtype = property(lambda self: self.corpus.dtype)
     document_count = property(lambda self: self.corpus.document_count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.format import Found
 from zb_hdf5.loaders.stored_targets import problem_of_targets
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -68,30 +69,21 @@ def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
         opened = corpus_of(found, look)
     with opened as corpus:
         if not isinstance(corpus, StoreCorpus):
-            return _describe(path, corpus, _describe_batches(corpus), [corpus.path], None, found)
+            return _describe(path, corpus, _describe_batches(corpus), None, found)
         if corpus.is_stream:
             index = corpus.index if find_index(path) else None
-            return _describe(path, corpus, _describe_stream(corpus), corpus.files, index, found)
+            return _describe(path, corpus, _describe_stream(corpus), index, found)
         own = _describe_batches(corpus)
         if corpus.is_cut:
             own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(corpus.files)}
-            return _describe(path, corpus, own, corpus.files, None, found)
-        return _describe(path, corpus, own, _files_of(corpus), corpus.index, found)
-
-
-def _files_of(corpus: StoreCorpus) -> Sequence[Path | str]:
-    """Return the files of a store, as text where there may be 100,000: a `Path` takes longer than to ask for a size."""
-    if not corpus.complete or isinstance(corpus.path, RemotePath):
-        return corpus.files
-    folder = corpus.path if corpus.path.is_dir() else corpus.path.parent
-    return [f"{folder}/{name}" for name in corpus.index.table.values["path"]]
+            return _describe(path, corpus, own, None, found)
+        return _describe(path, corpus, own, corpus.index, found)
 
 
 def _describe(
     path: Path,
     opened: Corpus,
     own: dict[str, Any],
-    files: Sequence[Path | str],
     index: ShardIndex | None,
     found: Found,
 ) -> dict[str, Any]:
@@ -102,7 +94,7 @@ def _describe(
         num_bytes = int(index.table.values["bytes"].sum())
         size_problem = None
     else:
-        known = [_size_of(file) for file in files]
+        known = [_size_of(file) for file in opened.files]
         num_bytes = sum(file.disk_bytes for file in known)
         size_problem = _other_size(index, known)
     if index is None:
@@ -159,18 +151,18 @@ def _describe_reads(found: Found) -> dict[str, Any]:
 class _Size(NamedTuple):
     """The size of a file, and its disk space (allocated blocks, as a quota counts it): HDF5 shards have holes."""
 
-    file: Path | str
+    name: str
     num_bytes: int
     disk_bytes: int
 
 
-def _size_of(file: Path | str) -> _Size:
+def _size_of(file: CorpusFile) -> _Size:
     """Ask once for the size of a file, or of an object, which has no holes."""
-    if isinstance(file, RemotePath):
-        num_bytes = object_size(file.url) or 0
-        return _Size(file, num_bytes, num_bytes)
-    found = os.stat(file)
-    return _Size(file, found.st_size, found.st_blocks * 512)
+    if isinstance(file.folder, RemotePath):
+        num_bytes = object_size(os.fspath(file.path)) or 0
+        return _Size(file.name, num_bytes, num_bytes)
+    found = os.stat(f"{file.folder}/{file.name}")  # a path of each of 100,000 shards would take longer than its size
+    return _Size(file.name, found.st_size, found.st_blocks * 512)
 
 
 def _other_size(index: ShardIndex | None, files: list[_Size]) -> ZbError | None:
@@ -180,7 +172,7 @@ def _other_size(index: ShardIndex | None, files: list[_Size]) -> ZbError | None:
     for file, expected in zip(files, index.table.values["bytes"].tolist(), strict=True):
         if expected not in (0, file.num_bytes):  # 0: it grows
             kind = IncompleteError if file.num_bytes < expected else ChecksumError
-            return kind(f"{os.path.basename(file.file)}: expected {expected:,} bytes, found {file.num_bytes:,}")
+            return kind(f"{os.path.basename(file.name)}: expected {expected:,} bytes, found {file.num_bytes:,}")
     return None
 
 

@@ -296,7 +296,7 @@ def _shards(batches: Batches, records: IndexArray, seq_len: int) -> Iterator[dic
     """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
     starts = np.zeros(1, np.int64)
     corpus = batches.corpus
-    paths = corpus.files
+    files = corpus.files
     if isinstance(corpus, StoreCorpus):
         starts = np.array(corpus.tokens.starts)
     if isinstance(corpus, StoreCorpus) and corpus.is_cut:
@@ -305,7 +305,7 @@ def _shards(batches: Batches, records: IndexArray, seq_len: int) -> Iterator[dic
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):
                 number = int(starts.searchsorted(start, side="right")) - 1
                 base = int(starts[number])
-                yield {"row": row, "shard": str(paths[number]), "start": start - base, "stop": stop - base}
+                yield {"row": row, "shard": str(files[number].path), "start": start - base, "stop": stop - base}
         return
     rows = dict[int, list[int]]()
     batch_tokens = batches.meta.batch_tokens
@@ -313,4 +313,4 @@ def _shards(batches: Batches, records: IndexArray, seq_len: int) -> Iterator[dic
         rows.setdefault(record // batches.batch_size, []).append(record % batches.batch_size)
     for batch, numbers in rows.items():
         number = int(starts.searchsorted(batch * batch_tokens, side="right")) - 1
-        yield {"shard": str(paths[number]), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}
+        yield {"shard": str(files[number].path), "batch": batch - int(starts[number]) // batch_tokens, "rows": numbers}

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path, PosixPath
-from typing import Any, BinaryIO, Final, Generic, TypeVar, cast, overload
+from typing import Any, BinaryIO, Final, Generic, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.bounded import require_bounded, whole_of
@@ -110,38 +110,6 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     if is_url(path):
         raise ArgumentError(f"{without_secrets(path_text(path))}: is a URL: expected a file or folder of this machine")
     return Path(path_text(path))
-
-
-class FilesIn(Sequence[Path]):
-    """Files in a folder by their names, each of which becomes a path when it is asked for: a path takes microseconds.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    names
-        The names, relative to the folder.
-    """
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._names = names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @overload
-    def __getitem__(self, number: int) -> Path: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[Path]: ...
-
-    def __getitem__(self, number: int | slice) -> Path | list[Path]:
-        names = self._names[number]
-        return self._folder / names if isinstance(names, str) else [self._folder / name for name in names]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._folder)!r}, {len(self):,} files)"
 
 
 def require_remote_access(path: Path, access: str) -> None:

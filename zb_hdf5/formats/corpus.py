@@ -35,6 +35,7 @@ from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.corpus_documents import CorpusDocuments
+from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
@@ -180,9 +181,9 @@ class Corpus:
         return self.meta.fields
 
     @property
-    def files(self) -> Sequence[Path]:
-        """The files that hold the tokens, in order."""
-        return [self.path]
+    def files(self) -> Sequence[CorpusFile]:
+        """The files that hold the tokens, in order, with the tokens and the digests of each. None is opened for it."""
+        return [CorpusFile(self.path.parent, self.path.name, self.num_tokens, self.sha256)]
 
     @property
     def access(self) -> str:
@@ -324,10 +325,6 @@ class Corpus:
         if self._find_set is None:
             raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its field set {name!r}")
         return self._find_set(self, name, None if path is None else any_path(path), allow_missing)
-
-    def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
-        """Yield the path, the tokens, and the sha256 of the tokens of each file, in order; None: it has none."""
-        yield self.path.name, self.num_tokens, self.sha256
 
     @property
     def tokens_only(self) -> str:

@@ -48,10 +48,10 @@ def bound_files(corpus: Corpus) -> tuple[BoundFile, ...]:
         raise ArgumentError(f"{corpus.path}: still grows: values belong to tokens that are finished")
     found = []
     start = 0
-    for name, num_tokens, sha256 in corpus.file_facts():
-        digest = sha256 or sampled_digest(corpus.tokens, start, start + num_tokens)
-        found.append(BoundFile(name, num_tokens, digest))
-        start += num_tokens
+    for file in corpus.files:
+        stop = start + file.num_tokens
+        found.append(BoundFile(file.name, file.num_tokens, file.sha256 or sampled_digest(corpus.tokens, start, stop)))
+        start = stop
     return tuple(found)
 
 

@@ -18,6 +18,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
+from zb_hdf5.formats.corpus_file import CorpusFiles
 from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import (
@@ -139,6 +140,19 @@ class ShardIndex:
         documents = tuple(part for part in self.documents if part.split == split)
         shards = [self.shards[number] for number, name in enumerate(splits) if name == split]
         return replace(self, shards=shards, documents=documents)
+
+    def files(self, folder: str | os.PathLike[str]) -> CorpusFiles:
+        """Return the files of the shards in the folder of the store. A growing one is looked for where its bytes are.
+
+        None is opened, and none is made before it is asked for.
+        """
+        folder = any_path(folder)
+        values = self.table.values
+        names = values["path"]
+        if not self.complete:
+            growing = self.shards[-1].file(folder)
+            names = [*names[:-1], os.fspath(growing.relative_to(folder))]
+        return CorpusFiles(folder, names, values["token_count"], values["sha256"], self.digests)
 
     @property
     def max_token(self) -> int | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
 
@@ -13,9 +12,10 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
 from zb_hdf5.files.checked import VERIFIED
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import FilesIn, on_failure
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus_file import CorpusFiles
 from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.row_documents import stream_field
@@ -24,7 +24,6 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import (
     BATCHES_LAYOUT,
     LIVE_PREFIX,
-    NO_SHA256,
     NOT_COUNTED,
     NOT_KNOWN,
     SAMPLED_AS,
@@ -171,20 +170,8 @@ class StoreCorpus(Corpus):
         return self.index.meta.layout != BATCHES_LAYOUT
 
     @property
-    def files(self) -> Sequence[Path]:
-        """The files that hold the tokens, in order, made as they are asked for; a growing shard is a `.partial`."""
-        names = self.index.table.values["path"]
-        if not self.index.complete:
-            growing = self.index.shards[-1].file(self._shards.folder)
-            names = [*names[:-1], os.fspath(growing.relative_to(self._shards.folder))]
-        return FilesIn(self._shards.folder, names)
-
-    def file_facts(self) -> Iterator[tuple[str, int, str | None]]:
-        values = self.index.table.values
-        for path, num_tokens, sha256 in zip(values["path"], values["token_count"], values["sha256"], strict=True):
-            made = self.index.digests.get(path)
-            known = None if made is None else made.sha256
-            yield path, int(num_tokens), known if sha256 == NO_SHA256 else sha256
+    def files(self) -> CorpusFiles:
+        return self.index.files(self._shards.folder)
 
     @property
     def verified(self) -> str:

@@ -270,6 +270,15 @@ def test_raw_ids_of_a_folder_become_records_or_documents(olmo, tmp_path):
     )
 
 
+def test_a_folder_without_such_files_is_refused_by_whoever_opens_or_verifies_it(tmp_path):
+    (tmp_path / "notes.txt").write_text("no ids")
+    as_ids = ReadAs(source_dtype="uint16")
+    for attempt in (lambda: open_corpus(tmp_path, read_as=as_ids), lambda: verify_store(tmp_path, read_as=as_ids)):
+        is_refused(errors.FormatError, attempt, match="no .bin files of the format 'bin' in this folder")
+    result = run_zb("verify", tmp_path, "--source-dtype", "uint16")
+    assert (result.exit_code, one_error(result).count("no .bin files")) == (1, 1)
+
+
 def rows(*values):
     return gzip.compress("".join(f"{start},{end}\n" for start, end in values).encode())
 

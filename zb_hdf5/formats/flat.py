@@ -124,15 +124,17 @@ class FlatFormat(Format, ABC):
             return [look.path] if is_named and self.fits(look) else []
         return self._ids_in(look, listed(look.path, self.suffixes[0]).files)
 
-    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
         path = look.path
-        files = [] if look.is_far else self.files(look)
-        is_asked_for = backend == self.name and look.is_dir
-        if not files and not is_asked_for:
-            return None
-        self._require_asked(path, backend)
-        if not files:
+        files = self.files(look)
+        if files:
+            self._require_asked(path, backend)
+        elif backend == self.name and look.is_dir:
             raise FormatError(f"{path}: no {self.suffixes[0]} files of the format {self.name!r} in this folder")
+        return files
+
+    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
+        path = look.path
         in_split, splits = SplitFiles.at([path], files, split)
         facts = self.facts_of(look, in_split)
         if self.holds_records:

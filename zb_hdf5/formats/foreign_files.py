@@ -60,10 +60,9 @@ class ForeignFiles(FlatFormat):
     def facts(self, look: Look) -> FlatFacts:
         return FlatFacts.of(find_foreign_column(look.path, self.read_as))
 
-    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
-        found = super().recognise(look, backend, split)
-        if found is not None:
-            warn_of_mask(self.read_as)
+    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
+        found = super().found(look, files, split)
+        warn_of_mask(self.read_as)
         return found
 
     def _require_asked(self, path: Path, backend: str) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from zb_hdf5.errors import BackendError, Remedy
 from zb_hdf5.files.identity import Identity
@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # h5py among others, which no other format needs
     from zb_hdf5.formats.document_source import DocumentSource
     from zb_hdf5.formats.h5_column import Column
 
-#: The layout of a path whose documents are read once, for a conversion, and not in place.
-NOT_IN_PLACE: Final = ""
-
 
 @dataclass(frozen=True)
 class Found:
@@ -42,7 +39,7 @@ class Found:
     backend
         The format of its files; of a store with files of several formats, that of the first one.
     layout
-        "batches" or "stream", as in `StoreMeta`; `NOT_IN_PLACE`.
+        "batches" or "stream", as in `StoreMeta`.
     files
         The files of ids in no store, whatever their splits are; (): a store, or one file with digests of its own.
     facts
@@ -169,8 +166,8 @@ class Format:
         """Return the files at a path that are of this format; none if the path is of another one. None is read."""
         return [look.path] if self.fits(look) else []
 
-    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
-        """Return what a look finds at a path of this format; None: the path is of another one.
+    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
+        """Return the files at a path that are of this format, damaged ones too; none: the path is of another one.
 
         Parameters
         ----------
@@ -178,21 +175,26 @@ class Format:
             A look at a file or folder.
         backend
             The format that is asked for, or "auto".
-        split
-            The split that is asked for, for a format whose look opens each file.
 
         Raises
         ------
         BackendError
             If another format is asked for.
-        FormatError, IncompleteError
-            If it is of this format, and cannot be read.
         """
-        if not self.fits(look):
-            return None
-        if backend not in ("auto", self.name):
+        files = self.files(look)
+        if files and backend not in ("auto", self.name):
             facts = f"{look.path}: asked for backend {backend!r}, found a {self.name!r} file"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
+        return files
+
+    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
+        """Return the facts of the files that `recognise` has given, of one split if their look opens each of them.
+
+        Raises
+        ------
+        FormatError, IncompleteError
+            If they cannot be read.
+        """
         return Found(look.path, self.name, BATCHES_LAYOUT, identity=look.identity)
 
     def open(self, file: FoundFile) -> Corpus:
@@ -220,9 +222,6 @@ class RowsFormat(Format, ABC):
     @abstractmethod
     def fits(self, look: Look) -> bool:
         """Return whether a path, which ends as the row has it, is of this format, by its content."""
-
-    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
-        return Found(look.path, self.name, NOT_IN_PLACE) if self.fits(look) else None
 
     @abstractmethod
     def documents(self, paths: Sequence[Path], **options: Any) -> DocumentSource:

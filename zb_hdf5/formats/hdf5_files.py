@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,25 +12,32 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.foreign_files import ForeignFiles
 from zb_hdf5.formats.format import Format, Found
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.inspection import find_column
+from zb_hdf5.read_as import AS_STORED, ReadAs
 
 
 class HDF5Files(Format):
     """A lone HDF5 file, whoever has written it, or a folder of files of another program: see `ForeignFiles`."""
 
-    def files(self, look: Look) -> list[Path]:
-        return ForeignFiles(self.row, self.read_as).files(look) if look.is_dir else super().files(look)
+    def __init__(self, row: FormatRow, read_as: ReadAs = AS_STORED) -> None:
+        super().__init__(row, read_as)
+        self._in_folder = ForeignFiles(row, read_as)
 
-    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+    def files(self, look: Look) -> list[Path]:
+        return self._in_folder.files(look) if look.is_dir else super().files(look)
+
+    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
+        return self._in_folder.recognise(look, backend) if look.is_dir else super().recognise(look, backend)
+
+    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
         if look.is_dir:
-            return ForeignFiles(self.row, self.read_as).recognise(look, backend, split)
-        found = super().recognise(look, backend, split)
-        if found is None:
-            return None
+            return self._in_folder.found(look, files, split)
         warn_of_mask(self.read_as)
         column = find_column(look.path, None, read_as=self.read_as)
+        found = super().found(look, files, split)
         return replace(found, layout=column.meta.layout, column=column, identity=column.identity)
 
     def open(self, file: FoundFile) -> Corpus:

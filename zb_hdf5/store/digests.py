@@ -38,13 +38,12 @@ from zb_hdf5.spec import (
     is_hexadecimal,
     stored_dtype,
 )
-from zb_hdf5.store.both_formats import stores_by_format
 from zb_hdf5.store.format_list import HDF5, flat_format, flat_names, format_without_digests
-from zb_hdf5.store.index import find_index
+from zb_hdf5.store.found_store import stores_at
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
-from zb_hdf5.store.recognition import files_in_place, named_by_prefix, not_recognised, require_datasets
+from zb_hdf5.store.recognition import files_in_place, named_by_prefix, require_datasets
 from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
-from zb_hdf5.store.way_in import way_in
+from zb_hdf5.store.way_in import not_in_place
 
 #: The chunks that digests are of: of the ids as each file has them.
 CHUNKS_OF_FLAT_FILES: Final = StoreMeta(1, DEFAULT_CHUNK_TOKENS, stored_dtype("uint32"), layout=STREAM_LAYOUT)
@@ -285,17 +284,9 @@ def needs_no_digests(path: Path, digests: object) -> BackendError:
     )
 
 
-def not_in_place(look: Look) -> FormatError | None:
-    """Return the error of a path that is not a store and is not read in place; None: of another path."""
-    if find_index(look.path) or stores_by_format(look.path):
-        return None
-    return way_in(look) or not_recognised(look)
-
-
 def files_without_digests(look: Look, read_as: ReadAs) -> tuple[FlatFormat, list[Path]] | None:
     """Return the files at a path that hold no digests, and their format; None if they are others."""
-    is_store = find_index(look.path) or stores_by_format(look.path)
-    found = None if is_store else files_in_place(look, read_as)
+    found = None if stores_at(look.path) else files_in_place(look, read_as)
     flat = None if found is None else format_without_digests(found.code.name, read_as)
     files = [] if flat is None else flat.files(look)
     return (flat, files) if flat is not None and files else None

@@ -19,29 +19,22 @@ from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import DEFAULT_SPLIT
 from zb_hdf5.store.digests import needs_no_digests
 from zb_hdf5.store.format_list import (
-    FORMATS,
     INSTALLED,
     batch_formats,
     flat_format,
     flat_names,
     format_without_digests,
-    load_format,
-    row_named,
 )
 from zb_hdf5.store.found_store import FoundStore, store_at
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.recognition import (
-    formats_at,
-    headerless_name,
-    installed_name_of,
-    may_hold,
+    files_in_place,
     named_by_prefix,
     no_known_file,
-    not_recognised,
     require_datasets,
     source_name_of,
 )
-from zb_hdf5.store.way_in import way_in
+from zb_hdf5.store.way_in import not_in_place
 from zb_hdf5.trainers.installed_formats import with_notes
 
 
@@ -114,25 +107,15 @@ def _require_backend_name(backend: str) -> None:
 
 def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found:
     """Ask for a store, our formats, and those of packages, in this order: a store has files that others would take."""
-    if read_as.lacks_header:
-        name = headerless_name(look, backend)
-        found = load_format(FORMATS[name], read_as).recognise(look, name, split)
-    else:
-        found = store_at(look.path, backend) or _of_ours(look, backend, read_as, split)
-    if found is not None:
-        return found
+    store = None if read_as.lacks_header else store_at(look.path, backend)
+    if store is not None:
+        return store
     notes: list[str] = []
-    found = _of_installed(look, backend, split, notes)
-    if found is None:
-        raise with_notes(_unknown(look), notes)
-    return found
-
-
-def _of_ours(look: Look, backend: str, read_as: ReadAs, split: str | None) -> Found | None:
-    """Return what one of our formats that are read in place finds at a path; None: it is of none of them."""
     with _noting_documents(look, read_as):
-        recognised = (code.recognise(look, backend, split) for code in formats_at(look, read_as, backend))
-        return next((found for found in recognised if found is not None), None)
+        at_path = files_in_place(look, read_as, backend, notes)
+        if at_path is not None:
+            return at_path.code.found(look, at_path.files, split)
+    raise with_notes(_unknown(look), notes)
 
 
 @contextmanager
@@ -147,24 +130,9 @@ def _noting_documents(look: Look, read_as: ReadAs) -> Iterator[None]:
         raise
 
 
-def _of_installed(look: Look, backend: str, split: str | None, notes: list[str]) -> Found | None:
-    """Return what the format of a package finds at a path; None: it is of none. Those that fail add notes.
-
-    Parameters
-    ----------
-    backend
-        The format that is asked for, or "auto".
-    """
-    name = installed_name_of(look, notes) if backend == "auto" else backend
-    row = row_named(name)
-    if row is None or name in FORMATS or not (row.is_flat and may_hold(row, look, backend)):
-        return None
-    return load_format(row).recognise(look, backend, split)
-
-
 def _unknown(look: Look) -> FormatError:
     """Return the error of a path that no format has."""
-    return way_in(look) or not_recognised(look) or (no_index(look.path) if look.is_dir else no_known_file(look))
+    return not_in_place(look) or (no_index(look.path) if look.is_dir else no_known_file(look))
 
 
 def _without_digests(look: Look, found: Found, read_as: ReadAs) -> Found:

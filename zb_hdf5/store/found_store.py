@@ -38,6 +38,14 @@ class FoundStore(Found):
         return [*train_first(self.index.table.values["split"])]
 
 
+def stores_at(path: Path) -> dict[str, Path]:
+    """Return the stores at a path, by their formats; one that is no folder of several has the name "".
+
+    The index of the latter is there, and that of any other may be lost. Empty: the path is not a store.
+    """
+    return {"": path} if find_index(path) else stores_by_format(path)
+
+
 def store_at(path: Path, backend: str = "auto") -> FoundStore | None:
     """Return the store at a path: a folder with a `shards.json`, the `shards.json` itself, or a store for each format.
 
@@ -55,15 +63,12 @@ def store_at(path: Path, backend: str = "auto") -> FoundStore | None:
     FormatError
         If its index is damaged.
     """
-    if find_index(path):
-        index = ShardIndex.load(path)
-    else:
-        found = {name: ShardIndex.load(store) for name, store in stores_by_format(path).items() if find_index(store)}
-        if not found:
-            return None
-        chosen = _chosen(path, backend, found)
-        index = found[chosen]
-        path = path / chosen
+    found = {name: ShardIndex.load(store) for name, store in stores_at(path).items() if find_index(store)}
+    if not found:
+        return None
+    chosen = "" if "" in found else _chosen(path, backend, found)
+    index = found[chosen]
+    path = path / chosen
     if backend != "auto":
         _require_backend(path, backend, index)
     return FoundStore(path, index.backends[0], index.meta.layout, index=index)

@@ -127,7 +127,7 @@ def require_datasets(look: Look, read_as: ReadAs) -> None:
 
 
 class FilesInPlace(NamedTuple):
-    """The files at a path that are in no store.
+    """The files at a path that are read in place and are in no store.
 
     Attributes
     ----------
@@ -141,29 +141,56 @@ class FilesInPlace(NamedTuple):
     files: list[Path]
 
 
-def formats_at(look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto") -> Iterator[Format]:
+def _formats_at(look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto") -> Iterator[Format]:
     """Yield our formats that are read in place and that a path may be of, in the order in which they are asked."""
+    if read_as.lacks_header:
+        yield load_format(FORMATS[headerless_name(look, backend)], read_as)
+        return
     for row in FORMATS.values():
         if not row.is_of_rows and may_hold(row, look, backend):
             yield load_format(row, read_as)
 
 
-def files_in_place(look: Look, read_as: ReadAs = AS_STORED) -> FilesInPlace | None:
-    """Return the files at a path that are read in place and are in no store, damaged ones too; None if it has others.
+def files_in_place(
+    look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto", notes: list[str] | None = None
+) -> FilesInPlace | None:
+    """Return the files at a path that are read in place and are in no store; None if it has others.
 
-    The first format that has them is that of `found_at`, which reads them. Raises as `headerless_name`.
+    Whoever opens, compares or digests a path asks here. No file is read before its format is found, so that damaged
+    files are found too.
+
+    Parameters
+    ----------
+    look
+        A look at the path.
+    read_as
+        How the files are read.
+    backend
+        The format that is asked for, or "auto".
+    notes
+        Gets a note for each package whose format fails; None: nobody reads them.
+
+    Raises
+    ------
+    ArgumentError
+        If they have a header, and are to be read as files without one.
+    BackendError
+        If they have another format than `backend`.
+    FormatError
+        If a folder has no files of the format that is asked for.
     """
-    if read_as.lacks_header:
-        code = load_format(FORMATS[headerless_name(look)], read_as)
-        return FilesInPlace(code, code.files(look))
-    for code in formats_at(look, read_as):
-        if files := code.files(look):
+    for code in _formats_at(look, read_as, backend):
+        if files := code.recognise(look, code.name if read_as.lacks_header else backend):
             return FilesInPlace(code, files)
-    if is_store(look):
+    if read_as.lacks_header or is_store(look):
         return None
-    name = installed_name_of(look, [])
-    flat = flat_format(name)
-    return None if flat is None else FilesInPlace(flat, flat_files(name, look))
+    name = installed_name_of(look, [] if notes is None else notes) if backend == "auto" else backend
+    row = row_named(name)
+    if row is None or name in FORMATS or not (row.is_flat and may_hold(row, look, backend)):
+        return None
+    code = load_format(row)
+    files = code.recognise(look, backend)
+    return FilesInPlace(code, files) if files else None
 
 
 def flat_files(name: str, look: Look) -> list[Path]:
@@ -218,14 +245,13 @@ def headerless_name(look: Look, backend: str = "auto") -> str:
         If they are not of this machine, or the files of `backend` have a header.
     """
     from zb_hdf5.spec import STREAM_LAYOUT
-    from zb_hdf5.store.both_formats import stores_by_format
-    from zb_hdf5.store.index import find_index
+    from zb_hdf5.store.found_store import stores_at
 
     path = look.path
     if look.is_far:
         raise BackendError(f"{path}: source_dtype needs files of this machine, found a URL", options=["source_dtype"])
     if look.is_dir:
-        known = "store" if find_index(path) or stores_by_format(path) else ""
+        known = "store" if stores_at(path) else ""
         if not known and (flat := flat_at(look)):
             known = flat.code.name
     else:

@@ -44,7 +44,6 @@ from zb_hdf5.store.digests import (
     Digests,
     files_without_digests,
     needs_no_digests,
-    not_in_place,
 )
 from zb_hdf5.store.format_list import FORMATS, HDF5, format_without_digests, load_format
 from zb_hdf5.store.index import ShardIndex, find_index
@@ -59,6 +58,7 @@ from zb_hdf5.store.recognition import (
 )
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.unchecked_file import open_unchecked
+from zb_hdf5.store.way_in import not_in_place
 
 
 @dataclass

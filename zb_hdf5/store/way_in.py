@@ -13,7 +13,8 @@ from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.format_list import format_named
-from zb_hdf5.store.recognition import flat_at, source_name_of
+from zb_hdf5.store.found_store import stores_at
+from zb_hdf5.store.recognition import flat_at, not_recognised, source_name_of
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.hf import HF, files_of
@@ -32,6 +33,14 @@ ARROW_SUFFIX: Final = ".arrow"
 #: The signatures of files that belong to the index of their folder.
 PART_NOUNS: Final = ("a shard of MDS", "a chunk of litdata")
 _TEXT_SUFFIXES: Final = tuple(suffix for kind in FILE_KINDS.values() for suffix in kind.suffixes)
+
+
+def not_in_place(look: Look) -> FormatError | None:
+    """Return the error of a path whose tokens or text are not read in place, as its content or name tells.
+
+    None: it is a store, or nothing is known of it.
+    """
+    return None if stores_at(look.path) else way_in(look) or not_recognised(look)
 
 
 @kept_listings()

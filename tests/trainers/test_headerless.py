@@ -275,8 +275,7 @@ def test_a_folder_without_such_files_is_refused_by_whoever_opens_or_verifies_it(
     as_ids = ReadAs(source_dtype="uint16")
     for attempt in (lambda: open_corpus(tmp_path, read_as=as_ids), lambda: verify_store(tmp_path, read_as=as_ids)):
         is_refused(errors.FormatError, attempt, match="no .bin files of the format 'bin' in this folder")
-    result = run_zb("verify", tmp_path, "--source-dtype", "uint16")
-    assert (result.exit_code, one_error(result).count("no .bin files")) == (1, 1)
+    assert "no .bin files" in run_zb("verify", tmp_path, "--source-dtype", "uint16", code=1).output
 
 
 def rows(*values):

@@ -55,7 +55,7 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
             )
     except FormatError as error:  # of the index: there is no shard to report on
         is_of_others = error.remedy in _WRONG_PATH or _has_way_in(path)
-        if is_of_others or read_as.digests is not None or read_as.lacks_header:
+        if is_of_others or read_as.digests is not None:
             raise
         reports = [ShardReport(str(path), problem=error)]
     found = verdict(path, reports)

@@ -23,6 +23,7 @@ from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest, documents_sha256
 from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
+from zb_hdf5.formats.format import Format
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
@@ -147,6 +148,22 @@ class Digests:
         """Raise `FormatError` if these are digests of files of another format."""
         if backend != self.backend:
             raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
+
+    def as_digested(self, code: Format) -> Format:
+        """Return a format that reads files as they were digested: the digests have the dataset of HDF5 files.
+
+        Raises
+        ------
+        FormatError
+            If these are digests of files of another format, or of another dataset than the one that is named.
+        """
+        self.require_format(code.name)
+        if code.name != HDF5:
+            return code
+        asked = code.read_as
+        if asked.names_dataset:
+            self.require_dataset(replace(asked, dataset=asked.dataset or self.read_as.dataset))
+        return type(code)(code.row, self.read_as)
 
     def require_dataset(self, read_as: ReadAs) -> None:
         """Raise `FormatError` if these are digests of another dataset, or channel of it."""

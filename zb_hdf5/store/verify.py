@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, in_order
 from zb_hdf5.documents.metadata import TableInfo
@@ -24,38 +25,28 @@ from zb_hdf5.errors import (
     UnverifiableError,
     ZbError,
 )
-from zb_hdf5.files.listing import kept_listings, name_below
+from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import SplitFiles
-from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
-from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.formats.format import Format
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
 from zb_hdf5.store.agreement import require_agreement
-from zb_hdf5.store.both_formats import require_same_tokens, stores_by_format
-from zb_hdf5.store.digests import (
-    CHUNKS_OF_FLAT_FILES,
-    Count,
-    Digests,
-    files_without_digests,
-    needs_no_digests,
-)
-from zb_hdf5.store.format_list import FORMATS, HDF5, format_without_digests, load_format
-from zb_hdf5.store.index import ShardIndex, find_index
+from zb_hdf5.store.both_formats import require_same_tokens
+from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, files_without_digests, needs_no_digests
+from zb_hdf5.store.format_list import FORMATS, load_format
+from zb_hdf5.store.found_path import look_of
+from zb_hdf5.store.found_store import stores_at
+from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.rebuild import entry_of
-from zb_hdf5.store.recognition import (
-    files_in_place,
-    format_of,
-    named_by_prefix,
-    no_known_file,
-    require_datasets,
-)
+from zb_hdf5.store.recognition import files_in_place, format_of, no_known_file, require_datasets
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.unchecked_file import open_unchecked
 from zb_hdf5.store.way_in import not_in_place
@@ -253,7 +244,7 @@ def verify_store(
     progress
         Called with the number of tokens checked since the last call, from any of the threads.
     announce
-        Called once with the number of tokens that there are to check, if there are any.
+        Called with the number of tokens that there are to check, each time that more are known.
 
     Returns
     -------
@@ -273,111 +264,80 @@ def verify_store(
     UnavailableError
         If this machine lacks something that a file needs, such as a codec: nothing is said about the files.
     """
-    path = named_by_prefix(any_path(path))
     require_read_as(read_as)
-    with Look(path) as look:
+    with look_of(path) as look:
         require_datasets(look, read_as)
-        if read_as.digests is not None:
-            return _verify_flat(look, Digests.load(read_as.digests), read_as, split, workers, progress, announce)
-        if not read_as.lacks_header and (stores := stores_by_format(path)):
-            return _verify_each(path, stores, split, workers, progress, announce)
-        if read_as.lacks_header or not find_index(path):
-            found = files_in_place(look, read_as)
-            if found is None:
-                return [_unknown(look)]
-            files = SplitFiles.at([path], found.files, split).files
-            return _verify_files(look, _Check(None, progress, announce, read_as, found.code), files, workers)
-    index = ShardIndex.load(path).of_split(split)
-    check = _Check(index, progress, announce, read_as)
-    with _readers(workers) as readers:
-        announce(index.token_count)
-        folder = path.parent if path.name == INDEX_NAME else path
-        reports = _verify_shards(readers, check, folder, index)
-        tables = readers.map(partial(verify_documents, folder), index.documents, _places(index))
-    if split is None and not any(report.problem for report in reports):
-        _check_records(folder, index, reports)
-    return reports + tables
+        stores = {} if read_as.lacks_header or read_as.digests is not None else stores_at(look.path)
+        reports, found = _in_stores(look.path, stores, split) if stores else _in_place(look, read_as, split)
+        checks = [_Check(look, known, progress, announce) for known in found]
+        if num_tokens := sum(check.num_tokens for check in checks):
+            announce(num_tokens)
+        with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
+            for check in checks:
+                reports += check.run(readers)
+    return reports
 
 
-def _unknown(look: Look) -> ShardReport:
+def _in_stores(path: Path, stores: Mapping[str, Path], split: str | None) -> tuple[list[ShardReport], list[_InStore]]:
+    """Return reports on what is wrong with the indexes of several stores, and the shards of each store.
+
+    Raises
+    ------
+    FormatError
+        If the index of a store that is alone cannot be read.
+    ArgumentError
+        If no shard is of that split.
+    """
+    found: dict[str, ShardIndex] = {}
+    reports = []
+    for name, store in stores.items():
+        report = ShardReport(str(store))
+        with _recorded(report) if name else nullcontext():
+            found[name] = ShardIndex.load(store)
+        reports.append(report)
+    compared = ShardReport(reports[-1].path)
+    with _recorded(compared):
+        require_same_tokens(path, found)
+    shards = [_InStore.at(stores[name], index, split) for name, index in found.items()]
+    return [report for report in (*reports, compared) if report.problem], shards
+
+
+def _in_place(look: Look, read_as: ReadAs, split: str | None) -> tuple[list[ShardReport], list[_InPlace]]:
+    """Return the files at a path that are in no store; where none are known, a report on that.
+
+    Raises
+    ------
+    FormatError, BackendError
+        If they are not read in place, or have digests of their own, or others than those that were made.
+    """
+    path = look.path
+    digests = None if read_as.digests is None else Digests.load(read_as.digests)
+    found: tuple[Format, list[Path]] | None
+    found = files_in_place(look, read_as) if digests is None else files_without_digests(look, read_as)
+    if found is None:
+        return [_unknown(look, digests)], []
+    code, files = found
+    files = SplitFiles.at([path], files, split).files
+    made: Mapping[str, FlatDigest] = {}
+    if digests is not None:
+        code = digests.as_digested(code)
+        made = digests.files
+    return [], [_InPlace(path, [CorpusFile.at(path, file, made) for file in files], code, read_as, digests)]
+
+
+def _unknown(look: Look, digests: Digests | None) -> ShardReport:
     """Return the report of a file that no format has, and that has a name of ours; raise the error of another path."""
-    problem = not_in_place(look) or (no_index(look.path) if look.is_dir else None)
-    if problem is not None:
+    path = look.path
+    if problem := not_in_place(look):
         raise problem
-    report = ShardReport(str(look.path))
+    if digests is not None:
+        raise needs_no_digests(path, digests.path)
+    if look.is_dir:
+        raise no_index(path)
+    report = ShardReport(str(path))
     with _recorded(report, is_lone=True):
         raise no_known_file(look)
     return report
-
-
-def _readers(workers: int | None) -> ReadPool:
-    """Return the threads of a check. See `verify_store`."""
-    return ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify")
-
-
-def _verify_files(look: Look, check: _Check, files: list[Path], workers: int | None) -> list[ShardReport]:
-    """Check files in no store; the path itself goes on with the look at it."""
-    with _readers(workers) as readers:
-        return readers.map(check.lone_file, (look if file == look.path else Look(file) for file in files))
-
-
-def _verify_flat(
-    look: Look,
-    digests: Digests,
-    read_as: ReadAs,
-    split: str | None,
-    workers: int | None,
-    progress: Count,
-    announce: Count,
-) -> list[ShardReport]:
-    """Check files of another trainer, and that those which were digested are there."""
-    path = look.path
-    found = files_without_digests(look, read_as)
-    if found is None:
-        raise not_in_place(look) or needs_no_digests(path, digests.path)
-    code: Format | None
-    code, files = found
-    name = code.name
-    files = SplitFiles.at([path], files, split).files
-    digests.require_format(name)
-    if name == HDF5:
-        if read_as.names_dataset:
-            digests.require_dataset(replace(read_as, dataset=read_as.dataset or digests.read_as.dataset))
-        code = format_without_digests(name, digests.read_as)
-    check = _Check(None, progress, announce, read_as, code, digests=digests, place=path)
-    names = [name_below(path, file) for file in files]
-    announce(sum(digests.files[each].num_tokens for each in names if each in digests.files))
-    reports = _verify_files(look, check, files, workers)
-    missing = digests.missing(path, names) if path.is_dir() else {}
-    return reports + [ShardReport(file, backend=name, problem=error) for file, error in missing.items()]
-
-
-def _verify_shards(readers: ReadPool, check: _Check, folder: Path, index: ShardIndex) -> list[ShardReport]:
-    files = [entry.file(folder) for entry in index.shards]
-    tables = {part.path: part for part in index.documents}
-    of_shards = [tables.get(_table_path(entry)) for entry in index.shards]
-    return readers.map(check.shard, files, index.shards, of_shards)
-
-
-def _verify_each(
-    folder: Path, stores: Mapping[str, Path], split: str | None, workers: int | None, progress: Count, announce: Count
-) -> list[ShardReport]:
-    """Check a folder that has a store for each format."""
-    reports: list[ShardReport] = []
-    found: dict[str, ShardIndex] = {}
-    for name, store in stores.items():
-        report = ShardReport(str(store))
-        with _recorded(report):
-            found[name] = ShardIndex.load(store)
-        reports += [report] if report.problem else []
-    announce(sum(index.of_split(split).token_count for index in found.values()))
-    compared = ShardReport(str(folder / list(stores)[-1]))
-    with _recorded(compared):
-        require_same_tokens(folder, found)
-    reports += [compared] if compared.problem else []
-    for name in found:
-        reports += verify_store(stores[name], split=split, workers=workers, progress=progress)
-    return reports
 
 
 def require_digests(path: Path, split: str | None = None, read_as: ReadAs = AS_STORED) -> None:
@@ -389,7 +349,7 @@ def require_digests(path: Path, split: str | None = None, read_as: ReadAs = AS_S
             raise UnverifiableError(f"{report.path}: cannot be verified: {report.missing}")
 
 
-def _check_records(folder: Path, index: ShardIndex, reports: list[ShardReport]) -> None:
+def _check_records(folder: Path, index: ShardIndex, reports: Sequence[ShardReport]) -> None:
     """Compare the counts in the headers of the shards, which no digest covers."""
     if not all(FORMATS[report.backend].tokens_only for report in reports):
         return
@@ -410,15 +370,25 @@ class _Counted:
 
     Parameters
     ----------
-    progress
+    progress, announce
         As for `verify_store`.
+    num_tokens
+        The tokens that were announced; -1: they are not known before the file is open.
     """
 
-    def __init__(self, progress: Count) -> None:
+    def __init__(self, progress: Count, announce: Count, num_tokens: int) -> None:
         self._progress = progress
+        self._announce = announce
+        self._num_tokens = num_tokens
         self._token_bytes = 1
         self._num_bytes = 0
         self._told = 0
+
+    def found(self, num_tokens: int) -> None:
+        """Announce the tokens of the file that is open now, unless they are announced already."""
+        if self._num_tokens == NOT_KNOWN:
+            self._num_tokens = num_tokens
+            self._announce(num_tokens)
 
     def columns(self, meta: StoreMeta) -> list[tuple[str | None, Count]]:
         """Return each column, None for the tokens, and its progress, which is called with the values that were read."""
@@ -429,10 +399,13 @@ class _Counted:
 
     def _read(self, value_bytes: int, num_values: int) -> None:
         self._num_bytes += num_values * value_bytes
-        self.reach(self._num_bytes // self._token_bytes)
+        self._reach(self._num_bytes // self._token_bytes)
 
-    def reach(self, num_tokens: int) -> None:
-        """Count so many tokens as checked, with those that are skipped after a bad one."""
+    def end(self) -> None:
+        """Count all tokens as checked, with those that are skipped after a bad one."""
+        self._reach(self._num_tokens)
+
+    def _reach(self, num_tokens: int) -> None:
         if num_tokens > self._told:
             self._progress(num_tokens - self._told)
             self._told = num_tokens
@@ -440,113 +413,190 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Check:
-    """The check of one file, a lone one or a shard of an index.
+    """The check of some files: the shards of one store, or the files at a path that are in none.
 
     Attributes
     ----------
-    index
-        The index of the shards; None: the files are lone ones.
+    look
+        The look at the path, which goes on as that at its file.
+    known
+        The files, and all that they are compared with.
     progress, announce
         As for `verify_store`.
-    read_as
-        How the files are read.
-    code
-        The format of lone files; None: the magic bytes of each shard tell it.
-    digests
-        Those of files that hold none, where they were made.
-    place
-        The path whose files have these digests; None: none were made.
     """
 
-    index: ShardIndex | None
+    look: Look
+    known: _InStore | _InPlace
     progress: Count
     announce: Count
-    read_as: ReadAs = AS_STORED
-    code: Format | None = None
-    digests: Digests | None = None
-    place: Path | None = None
 
-    def _name_of(self, path: Path) -> str:
-        """Return the name of a lone file in its digests."""
-        return path.name if self.place is None else name_below(self.place, path)
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the files, as far as they are known before these are open."""
+        return sum(max(file.num_tokens, 0) for file in self.known.files)
 
-    def lone_file(self, look: Look) -> ShardReport:
-        """Check a file without an index, and close the look at it."""
-        path = look.path
+    def run(self, readers: ReadPool) -> list[ShardReport]:
+        """Return a report on each file, and on all else that belongs to them."""
+        reports = readers.map(self._file, count(), self.known.files)
+        return reports + self.known.others(readers, reports)
+
+    def _file(self, number: int, file: CorpusFile) -> ShardReport:
+        path = file.path
+        known = self.known
         report = ShardReport(str(path))
-        counted = _Counted(self.progress)
-        is_named = self.digests is None and self.read_as.dataset is not None
-        with look, _recorded(report, is_lone=True, is_named=is_named):
-            self._file(look, None, None, report, counted)
-        counted.reach(self._announced(path, report))
+        counted = _Counted(self.progress, self.announce, file.num_tokens)
+        with (
+            self.look if path == self.look.path else Look(path) as look,
+            _recorded(report, is_lone=known.is_lone, is_named=known.is_named),
+        ):
+            known.compare(number, look, report, counted)
+        counted.end()
         return report
 
-    def _announced(self, path: Path, report: ShardReport) -> int:
-        """Return the tokens of a lone file that were announced."""
-        if self.digests is not None:
-            name = self._name_of(path)
-            return self.digests.files[name].num_tokens if name in self.digests.files else 0
-        return report.token_count if report.backend in FORMATS and FORMATS[report.backend].holds_batches else 0
 
-    def shard(self, path: Path, entry: ShardEntry, table: DocumentPart | None) -> ShardReport:
-        """Check a shard; `table` has its documents, if it is a stream that has a table of them."""
-        report = ShardReport(str(path))
-        counted = _Counted(self.progress)
-        with Look(path) as look, _recorded(report, is_named=self.read_as.dataset is not None):
-            self._file(look, entry, table, report, counted)
-        counted.reach(entry.token_count)
-        return report
+@dataclass(frozen=True)
+class _InStore:
+    """The shards of a store, and the index with which they are compared.
 
-    def _file(
-        self,
-        look: Look,
-        entry: ShardEntry | None,
-        table: DocumentPart | None,
-        report: ShardReport,
-        counted: _Counted,
-    ) -> None:
-        """Fill the report of a file."""
-        code = self.code or load_format(format_of(look), self.read_as)
-        report.backend = code.name
+    Attributes
+    ----------
+    folder
+        The folder of the store.
+    index
+        The index of the shards.
+    tables
+        Its document tables, by their paths.
+    is_whole
+        Whether these are the shards of all splits.
+    """
+
+    folder: Path
+    index: ShardIndex
+    tables: Mapping[str, DocumentPart]
+    is_whole: bool
+    is_lone: ClassVar = False
+    is_named: ClassVar = False
+
+    @classmethod
+    def at(cls, store: Path, index: ShardIndex, split: str | None) -> Self:
+        """Return the shards of one split of a store, which is its folder or its `shards.json`; None: of all."""
+        folder = store.parent if store.name == INDEX_NAME else store
+        part = index.of_split(split)
+        return cls(folder, part, {table.path: table for table in part.documents}, split is None)
+
+    @property
+    def files(self) -> Sequence[CorpusFile]:
+        """The files of the shards."""
+        return self.index.files(self.folder)
+
+    def compare(self, number: int, look: Look, report: ShardReport, counted: _Counted) -> None:
+        """Fill the report of the shard that has this number."""
+        _compare_stored(load_format(format_of(look)), look, report, counted, partial(self._compare_facts, number))
+
+    def _compare_facts(self, number: int, corpus: Corpus, report: ShardReport) -> None:
+        entry = self.index.shards[number]
+        _check_entry(self.index, entry, self.tables.get(_table_path(entry)), corpus, report)
+        if entry.crc32 != NOT_KNOWN and "crc32" not in report.checks:  # no reader opens it without the rows
+            report.missing = corpus.missing_digests()
+
+    def others(self, readers: ReadPool, reports: Sequence[ShardReport]) -> list[ShardReport]:
+        """Return the reports on the document tables, and compare the counts of all shards if none of these is bad."""
+        tables = readers.map(partial(verify_documents, self.folder), self.index.documents, _places(self.index))
+        if self.is_whole and not any(report.problem for report in reports):
+            _check_records(self.folder, self.index, reports)
+        return tables
+
+
+@dataclass(frozen=True)
+class _InPlace:
+    """The files at a path that are in no store, and the digests that were made of them.
+
+    Attributes
+    ----------
+    path
+        The path.
+    files
+        The files.
+    code
+        Their format.
+    read_as
+        As for `verify_store`.
+    digests
+        The digests that were made of files that hold none; None: none were.
+    """
+
+    path: Path
+    files: Sequence[CorpusFile]
+    code: Format
+    read_as: ReadAs
+    digests: Digests | None
+    is_lone: ClassVar = True
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user names their dataset, so that the wrong one is an error of the call."""
+        return self.digests is None and self.read_as.dataset is not None
+
+    def compare(self, number: int, look: Look, report: ShardReport, counted: _Counted) -> None:
+        """Fill the report of the file that has this number."""
+        code = self.code
         if isinstance(code, FlatFormat) and (self.digests is not None or not code.row.takes_batches):
-            self._flat_file(code, code.facts(look), report, counted)
-            return
-        if not code.row.holds_batches:
-            report.token_count, report.missing = code.count(look)
-            return
-        with open_unchecked(code, look) as corpus:
-            if self.index is None:  # shards are announced all at once
-                self.announce(corpus.num_tokens)
-            _compare_columns(corpus, report, counted)
-            if self.index is None or entry is None:
-                check_beside(corpus, report)
-            else:
-                _check_entry(self.index, entry, table, corpus, report)
-            if not report.checks or _lacks_rows(entry, report):
-                report.missing = corpus.missing_digests()
-            report.checks += [f"field {name}" for name in report.fields]
-            if not corpus.complete:
-                raise _is_unfinished(corpus.path, report)
+            report.backend = code.name
+            self._compare_made(code, self.files[number], look, report, counted)
+        else:
+            _compare_stored(code, look, report, counted, check_beside)
 
-    def _flat_file(self, flat: FlatFormat, found: FlatFacts, report: ShardReport, counted: _Counted) -> None:
+    def _compare_made(
+        self, flat: FlatFormat, file: CorpusFile, look: Look, report: ShardReport, counted: _Counted
+    ) -> None:
         """Fill the report of a file of another trainer."""
-        report.token_count = found.num_tokens
-        flat.num_documents(found)  # which reads them, and refuses those that no reader reads
-        file = FoundFile(path=found.path, meta=CHUNKS_OF_FLAT_FILES, known=found)
+        facts = flat.facts(look)
+        report.token_count = facts.num_tokens
+        flat.num_documents(facts)  # which reads them, and refuses those that no reader reads
+        opened = FoundFile(path=facts.path, meta=CHUNKS_OF_FLAT_FILES, known=facts)
         if self.digests is None:
-            flat.open(file).close()  # which refuses what no reader reads
-            report.missing = f"{report.backend} files hold no digests; {Remedy.DIGESTS.about(str(found.path))}"
+            flat.open(opened).close()  # which refuses what no reader reads
+            report.missing = f"{flat.name} files hold no digests; {Remedy.DIGESTS.about(str(facts.path))}"
             return
-        name = self._name_of(found.path)
-        if name not in self.digests.files:
+        if file.made is None:
             report.missing = f"{self.digests.path} has no digests of it"
             return
-        digest = self.digests.require(found, name)
-        with flat.open(replace(file, digest=digest)) as corpus:
+        made = self.digests.require(facts, file.name)
+        with flat.open(replace(opened, digest=made)) as corpus:
             report.sha256, report.checks = corpus.digests.compare(counted.columns(corpus.meta)[0][1])
-        if digest.documents_sha256:
-            digest.require_documents(found.path, flat.document_offsets(found))
+        if made.documents_sha256:
+            made.require_documents(facts.path, flat.document_offsets(facts))
             report.checks.append("documents")
+
+    def others(self, readers: ReadPool, reports: Sequence[ShardReport]) -> list[ShardReport]:
+        """Return a report on each file that was digested and is not there."""
+        if self.digests is None or not self.path.is_dir():
+            return []
+        missing = self.digests.missing(self.path, [file.name for file in self.files])
+        return [ShardReport(path, backend=self.code.name, problem=error) for path, error in missing.items()]
+
+
+def _compare_stored(
+    code: Format,
+    look: Look,
+    report: ShardReport,
+    counted: _Counted,
+    compare_facts: Callable[[Corpus, ShardReport], None],
+) -> None:
+    """Fill the report of a file that holds digests; `compare_facts` compares all but its tokens and fields."""
+    report.backend = code.name
+    if not code.row.holds_batches:
+        report.token_count, report.missing = code.count(look)
+        return
+    with open_unchecked(code, look) as corpus:
+        counted.found(corpus.num_tokens)
+        _compare_columns(corpus, report, counted)
+        compare_facts(corpus, report)
+        if not report.checks:
+            report.missing = corpus.missing_digests()
+        report.checks += [f"field {name}" for name in report.fields]
+        if not corpus.complete:
+            raise _is_unfinished(corpus.path, report)
 
 
 def _compare_columns(corpus: Corpus, report: ShardReport, counted: _Counted) -> None:
@@ -569,11 +619,6 @@ def _is_unfinished(path: Path, report: ShardReport) -> IncompleteError:
     return IncompleteError(
         f"{path}: its writer has not finished: {committed} are committed", remedy=Remedy.REPAIR, at=path
     )
-
-
-def _lacks_rows(entry: ShardEntry | None, report: ShardReport) -> bool:
-    """Return whether a shard has lost the crc32 rows by which the index proves it: no reader opens it."""
-    return entry is not None and entry.crc32 != NOT_KNOWN and "crc32" not in report.checks
 
 
 def _check_entry(

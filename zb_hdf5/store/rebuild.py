@@ -22,6 +22,7 @@ from zb_hdf5.files.paths import RemotePath, local_path, open_file
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.formats.batch_writer import FieldDigest
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.native import ensure_crc32_file
 from zb_hdf5.spec import (
@@ -79,14 +80,17 @@ def index_files(
     progress
         Called with 1 after each file, and with the number of all.
     """
-    if not paths:
+    # nothing is known yet of a file that lies on disk but its place
+    files = [CorpusFile(path.parent, path.name) for path in map(local_path, paths)]
+    if not files:
         raise ArgumentError("expected at least one file for an index, found none")
     entries: list[ShardEntry] = []
     metas: list[StoreMeta] = []
     max_tokens: list[int | None] = []
     origin: dict[str, Any] = {}
-    files: list[Any] = []  # of a stream: each file names the sources of its own documents
-    for path in map(local_path, paths):
+    sources: list[Any] = []  # of a stream: each file names those of its own documents
+    for file in files:
+        path = file.path
         with open_chunks(path) as corpus:
             if not corpus.complete:
                 raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
@@ -94,12 +98,12 @@ def index_files(
             max_tokens.append(corpus.max_token)
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
-                raise FormatError(f"{path}: expected {expected} as in {Path(paths[0]).name}, found {found}")
+                raise FormatError(f"{path}: expected {expected} as in {files[0].name}, found {found}")
             ensure_rows(corpus)
-            entries.append(entry_of(corpus, corpus.origin.get("split", (splits or {}).get(path.name))))
-            files += source_files(corpus.origin.get("source", {}))
+            entries.append(entry_of(corpus, corpus.origin.get("split", (splits or {}).get(file.name))))
+            sources += source_files(corpus.origin.get("source", {}))
             origin |= corpus.origin
-        progress(1, len(paths))
+        progress(1, len(files))
     meta = replace(
         metas[0],
         total_records=sum(meta.total_records for meta in metas),
@@ -107,20 +111,21 @@ def index_files(
     )
     known = origin.get("source", {}) if source is None else source
     if source is None and "files" in known and metas[0].layout == STREAM_LAYOUT:
-        known = {**known, "files": list(dict.fromkeys(files))}
+        known = {**known, "files": list(dict.fromkeys(sources))}
     shuffle = shuffle or origin.get("shuffle", "none" if origin else UNKNOWN_SHUFFLE)
-    tables = document_tables(list(map(Path, paths)), entries)
+    tables = document_tables(files, entries)
     index = ShardIndex(meta, entries, shuffle, known, documents=tables)
     return index.with_max_token(max_tokens) if source is None else index
 
 
-def document_tables(paths: Sequence[Path], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
+def document_tables(files: Sequence[CorpusFile], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
     """Describe the document tables of streams, or in the folder of shards of batches."""
     if any(entry.pieces for entry in entries):
-        tables = sorted(paths[0].parent.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}"))
+        tables = sorted(files[0].folder.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}"))
         return tuple(in_order(map(part_of, tables)))
     parts: list[DocumentPart] = []
-    for path, entry in zip(paths, entries, strict=True):
+    for file, entry in zip(files, entries, strict=True):
+        path = file.path
         sha256 = table_sha256(path) if entry.backend == "hdf5" else ""
         table = DocumentTable.of_file(path, entry.sha256, sha256=sha256)
         if table is None:

@@ -8,6 +8,7 @@ that it was written.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from zb_hdf5.files.publishing import (
     refuse_existing,
 )
 from zb_hdf5.files.replaced_files import ReplacedFiles
+from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.signals import deferred_signals
 from zb_hdf5.spec import (
     INDEX_NAME,
@@ -196,8 +198,8 @@ def _repair_store(folder: Path, overwrite: bool, dry_run: bool, work: ReadBytes)
     reports: list[RepairReport] = []
     entries: list[ShardEntry] = []
     work.expect(column_bytes(index.token_count, index.meta))
-    for entry in _shards_with_batches(folder, index):
-        path = entry.file(folder)
+    for file, entry in zip(_files_with_batches(folder, index), index.shards, strict=False):
+        path = file.path
         try:
             if not path.exists():
                 raise FormatError(f"{path}: {INDEX_NAME} names this shard, found no such file")
@@ -234,7 +236,7 @@ def _repaired_index(
     document_count = sum(entry.document_count for entry in entries)
     documents = index.documents
     if any(report.output for report in reports):
-        documents = document_tables([folder / entry.path for entry in entries], entries)
+        documents = document_tables(repaired.files(folder), entries)
     return replace(repaired, meta=replace(index.meta, document_count=document_count), documents=documents)
 
 
@@ -257,15 +259,15 @@ def _lost(path: Path, entry: ShardEntry, is_stream: bool, error: FormatError, ma
     )
 
 
-def _shards_with_batches(folder: Path, index: ShardIndex) -> tuple[ShardEntry, ...]:
-    """Return all shards but a growing one to which its dead writer has committed nothing."""
-    last = index.shards[-1]
-    path = last.file(folder)
-    if len(index.shards) > 1 and not last.complete and path.exists():
+def _files_with_batches(folder: Path, index: ShardIndex) -> Sequence[CorpusFile]:
+    """Return the files of all shards but a growing one, the last, to which its dead writer has committed nothing."""
+    files = index.files(folder)
+    path = files[-1].path
+    if len(files) > 1 and not index.shards[-1].complete and path.exists():
         with suppress(FormatError), leftover_of_dead_writer(path), open_chunks(path) as corpus:
             if corpus.num_units == 0:
-                return tuple(index.shards[:-1])
-    return tuple(index.shards)
+                return files[:-1]
+    return files
 
 
 def _entry_of(report: RepairReport, old: ShardEntry) -> ShardEntry | None:

@@ -135,7 +135,7 @@ class StoreSource(BatchSource):
             SourceShard(each.num_batches, each.split, None, each.document_count if each.document_count >= 0 else None)
             for each in index.shards
         ]
-        files = [(corpus.path / shard.path, shard.sha256) for shard in index.shards]
+        files = [(file.path, file.sha256) for file in corpus.files]
         self._files = dict(zip(self.cuts, files, strict=True))
         padding = self.num_batches * self.meta.batch_size - self.meta.total_records
         several = len({shard.split for shard in self.shards}) > 1

@@ -1,12 +1,14 @@
 """Fingerprints, orders, states, opens and written bytes of every kind of path, plans, reports. See `pins.py`."""
 
 import json
+from dataclasses import replace
 
 import golden
 import pins
 import pytest
 from reading import reading
 
+from zb_hdf5 import open_corpus, verify_store, write_digests
 from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.recognition import files_in_place
@@ -63,3 +65,25 @@ def test_files_that_are_verified_are_those_that_are_opened(folder):
                 assert (files.code.name, tuple(files.files)) == (found.backend, found.files or (look.path,)), name
                 compared.append(found.backend)
     assert {"npy", "megatron", "datatrove", "olmo", "bin", "batch", "hdf5"} <= {*compared}
+
+
+@pytest.mark.filterwarnings("ignore:channel 1 is taken")
+def test_each_file_of_a_corpus_is_verified_by_its_digest(folder, tmp_path):
+    compared = 0
+    for name, kind in pins.kinds().items():
+        path = folder / kind.path
+        options = reading({**kind.options, "split": None})
+        if kind.digests:
+            write_digests(path, tmp_path / f"{name}.json", read_as=options["read_as"])
+            options["read_as"] = replace(options["read_as"], digests=tmp_path / f"{name}.json")
+        reports = {report.path: report for report in verify_store(path, read_as=options["read_as"])}
+        with open_corpus(path, **options) as corpus:
+            files = {str(file.path): file for file in corpus.files}
+        tables = {path for path, report in reports.items() if report.document_count}
+        others = {path for path in reports if name.startswith("both-formats") and not path.startswith(str(corpus.path))}
+        assert reports.keys() - tables - others == files.keys(), name
+        for place, file in files.items():
+            assert file.sha256 in (None, reports[place].sha256), (name, place)
+            assert (file.made is not None) == kind.digests, (name, place)
+            compared += file.sha256 is not None
+    assert compared > 40

@@ -11,14 +11,14 @@ from typing import Final
 
 from zb_hdf5.console import words_of_option
 from zb_hdf5.converters.conversion import STREAM, Conversion
-from zb_hdf5.converters.sources import FOUND_BY_ENDING, source_named, suffixes_of, target_of
+from zb_hdf5.converters.sources import source_named, target_of
 from zb_hdf5.errors import Remedy, ZbError
 from zb_hdf5.files.listing import folders_in, kept_listings, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.store.format_list import FORMATS, flat_format, format_named
-from zb_hdf5.store.recognition import flat_at, headerless_name_of, source_name_of
+from zb_hdf5.store.recognition import BY_ENDING, flat_at, headerless_name_of, source_name_of
 from zb_hdf5.store.way_in import MAX_FOLDERS
 
 #: The dtype in a line to type for ids without a header, which nobody can tell from them.
@@ -69,8 +69,7 @@ def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str,
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
-    is_by_ending = named in FOUND_BY_ENDING and error.remedy is not Remedy.SOURCE_DTYPE
-    expected = suffixes_of(named) if is_by_ending else ()
+    expected = () if error.remedy is Remedy.SOURCE_DTYPE else BY_ENDING.get(named, ())
     if conversion.source_dtype is None and _may_lack_header(look, expected):
         return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}

@@ -11,6 +11,7 @@ from typing import Any, Final
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import (
+    STREAM,
     WHOLE,
     Conversion,
     InputOptions,
@@ -23,23 +24,39 @@ from zb_hdf5.converters.likeness import options_like
 from zb_hdf5.converters.option import Role, Taking
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.settings import Settings, Target, resolved_as
-from zb_hdf5.converters.source_paths import SourcePaths
-from zb_hdf5.converters.sources import refuse_unused_options, source_at, target_names, target_of
+from zb_hdf5.converters.source_paths import SourcePaths, has_records, lack_documents
+from zb_hdf5.converters.sources import (
+    ARRAYS,
+    FOREIGN_HDF5,
+    STORED_HDF5,
+    WITHOUT_DOCUMENTS,
+    Source,
+    may_lack_documents,
+    refuse_unused_options,
+    source_named,
+    target_names,
+    target_of,
+)
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.document_source import missing_members
-from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, UPLOAD_DIGITS, codec_named
+from zb_hdf5.formats.format import NOT_IN_PLACE, Found
+from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, STREAM_LAYOUT, UPLOAD_DIGITS, codec_named
 from zb_hdf5.store.format_list import (
     FORMATS,
+    HDF5,
     INSTALLED,
+    NPY,
     add_installed,
     batch_formats,
     document_targets,
+    flat_format,
     format_named,
     known_formats,
+    row_named,
 )
 from zb_hdf5.store.recognition import named_by_prefix
 from zb_hdf5.trainers.installed_formats import with_notes
@@ -94,7 +111,7 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     for path in paths:
         require_present(path)
     looks = SourcePaths()
-    name, kind = source_at(paths[0], conversion, looks)
+    name, kind = _taken(paths, conversion, looks)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
     refuse_unused_options(paths[0], kind, conversion)
@@ -105,6 +122,34 @@ def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Call
     if kind.is_staged:
         refuse_parts_of_rows(conversion, kind)
     return settings, lambda: kind.open(paths, settings)
+
+
+def _taken(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tuple[str, Source]:
+    """Return the format of a source, and how it is taken."""
+    name = conversion.source_format
+    if name in ("auto", HDF5):
+        found = looks.source(paths[0], conversion)
+        if found.foreign_dataset is not None or (found.backend, found.layout) == (HDF5, NOT_IN_PLACE):
+            return HDF5, FOREIGN_HDF5
+        if name == HDF5:
+            return name, STORED_HDF5
+        name = _name_of(found)
+    elif (row := row_named(name)) is not None and row.read_by:
+        name = row.read_by
+    if name == "auto":
+        return name, STORED_HDF5
+    if may_lack_documents(name, conversion) and lack_documents(paths, name, conversion):
+        return name, WITHOUT_DOCUMENTS
+    if name == NPY and conversion.target in document_targets() and has_records(paths[0]):
+        return name, ARRAYS
+    return name, source_named(name, conversion)
+
+
+def _name_of(found: Found) -> str:
+    """Return the name of the format of a source that was found, as `source_named` takes it: "auto" for batches."""
+    if found.layout == NOT_IN_PLACE or flat_format(found.backend) is not None:
+        return found.backend
+    return STREAM if found.layout == STREAM_LAYOUT else "auto"
 
 
 def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:

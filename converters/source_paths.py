@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from zb_hdf5.errors import ArgumentError, ZbError
-from zb_hdf5.files.listing import listed
+from zb_hdf5.converters.conversion import Conversion
+from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.flat_facts import FlatFacts
-from zb_hdf5.formats.format import Found
-from zb_hdf5.formats.format_row import HDF5_SUFFIXES
+from zb_hdf5.formats.format import NOT_IN_PLACE, Found
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.inspection import is_ours
+from zb_hdf5.formats.npy import npy_header
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.store.both_formats import stores_by_format
-from zb_hdf5.store.format_list import flat_format
+from zb_hdf5.store.format_list import HDF5, NPY, flat_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.index import find_index
-from zb_hdf5.store.recognition import backend_in
+from zb_hdf5.store.found_source import found_hdf5, found_source
+from zb_hdf5.store.recognition import flat_files
 from zb_hdf5.store.store_corpus import StoreCorpus, require_stream
 
 
@@ -28,10 +26,10 @@ class SourcePaths:
     """The looks at the paths of a source. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[Path, ReadAs, Found | ZbError]] = []
+        self._looks: list[tuple[Path, ReadAs, Found]] = []
 
-    def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED, look: Look | None = None) -> Found:
-        """Return what is at a path, whatever the splits of its files are. Raises as `found_at`.
+    def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
+        """Return what is read in place at a path, whatever the splits of its files are. Raises as `found_at`.
 
         Parameters
         ----------
@@ -39,22 +37,29 @@ class SourcePaths:
             The format that is asked for, or "auto".
         read_as
             How files are read that do not tell it themselves.
-        look
-            A look at the path that is under way; None: begin one.
         """
         for known, how, found in self._looks:
-            if (known, how) == (path, read_as):
-                if isinstance(found, ZbError):
-                    raise found
-                if backend in ("auto", found.backend):
-                    return found
-        try:
-            made = found_at(path, backend=backend, split=None, read_as=read_as, look=look)
-        except ZbError as error:
-            self._looks.append((path, read_as, error))
-            raise
-        self._looks.append((path, read_as, made))
-        return made
+            if (known, how) == (path, read_as) and backend in ("auto", found.backend):
+                return found
+        return self._keep(path, read_as, found_at(path, backend=backend, split=None, read_as=read_as))
+
+    def source(self, path: Path, conversion: Conversion) -> Found:
+        """Return what a conversion finds at the first path of its source, of any format or "hdf5".
+
+        Raises as `found_source`.
+        """
+        read_as = _read_as(conversion)
+        with Look(path) as look:
+            if conversion.source_format == HDF5:
+                found = found_hdf5(look, read_as)
+            else:
+                asked = {name: getattr(conversion, name) for name in ("tokenizer", "ids_column", "offsets")}
+                found = found_source(look, read_as, **asked)
+        return found if found.layout == NOT_IN_PLACE else self._keep(path, found.read_as, found)
+
+    def _keep(self, path: Path, read_as: ReadAs, found: Found) -> Found:
+        self._looks.append((path, read_as, found))
+        return found
 
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
@@ -73,29 +78,39 @@ class SourcePaths:
                 raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
         return name, [facts for each in at_paths for facts in each.facts]
 
-    def is_foreign_hdf5(self, look: Look, read_as: ReadAs) -> bool:
-        """Return whether a path is an HDF5 file of another program, or a folder of such files that is not a store."""
-        try:
-            return self.at(look.path, read_as=read_as, look=look).foreign_dataset is not None
-        except ZbError:  # whoever opens it says so
-            return _has_others(look)
-
     def columns(self, read_as: ReadAs) -> dict[Path, Column]:
         """Return the datasets of HDF5 files of other programs that were found so, by their files."""
-        found = [each for _, how, each in self._looks if how == read_as and isinstance(each, Found)]
+        found = [each for _, how, each in self._looks if how == read_as]
         columns = [each.column for each in found] + [facts.column for each in found for facts in each.facts]
         return {column.path: column for column in columns if column is not None and column.is_foreign}
 
 
-def _has_others(look: Look) -> bool:
-    """Return whether a path, which cannot be opened as it is asked for, has HDF5 files of another program."""
-    path = look.path
-    if not look.is_dir:
-        return backend_in(look) == "hdf5" and not is_ours(path)
-    if look.is_far or find_index(path) is not None or stores_by_format(path):
+def _read_as(conversion: Conversion) -> ReadAs:
+    """Return how a conversion asks for files to be read; options that contradict each other are refused later."""
+    try:
+        return conversion.read_as
+    except ArgumentError:
+        return AS_STORED
+
+
+def lack_documents(paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
+    """Return whether none of the files without a header at some paths has a file of its documents beside it."""
+    read_as = _read_as(conversion)
+    flat = flat_format(name, read_as)
+    if flat is None or not read_as.lacks_header:
         return False
-    found = listed(path, *HDF5_SUFFIXES).files
-    return bool(found) and not is_ours(found[0])
+    files: list[Path] = []
+    for path in paths:
+        with Look(path) as look:
+            files += flat.files(look)
+    return bool(files) and not any(flat.beside(file) for file in files)
+
+
+def has_records(path: Path) -> bool:
+    """Return whether the first `.npy` file at a path is an array of two axes."""
+    with Look(path) as look:
+        files = flat_files(NPY, look)
+        return bool(files) and len(npy_header(look.of(files[0]))[0]) == 2
 
 
 def stream_of(found: Found, split: str | None, verify: str = "auto") -> StoreCorpus:

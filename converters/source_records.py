@@ -30,10 +30,7 @@ from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
-from zb_hdf5.store.format_list import batch_format
-
-#: The format whose arrays have headers of their own, and may be records.
-NPY = "npy"
+from zb_hdf5.store.format_list import NPY, batch_format
 
 
 def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:

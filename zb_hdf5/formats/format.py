@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.errors import BackendError, Remedy
 from zb_hdf5.files.identity import Identity
@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # h5py among others, which no other format needs
     from zb_hdf5.formats.h5_column import Column
 
 
+#: The layout of a path that a conversion opens by its format alone: it is not read in place.
+NOT_IN_PLACE: Final = ""
+
+
 @dataclass(frozen=True)
 class Found:
     """The findings of one look at a path, and how it is read. `found_at` makes it.
@@ -39,7 +43,7 @@ class Found:
     backend
         The format of its files; of a store with files of several formats, that of the first one.
     layout
-        "batches" or "stream", as in `StoreMeta`.
+        "batches" or "stream", as in `StoreMeta`; `NOT_IN_PLACE`.
     files
         The files of ids in no store, whatever their splits are; (): a store, or one file with digests of its own.
     facts

@@ -24,18 +24,26 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.flat import FlatFormat
     from zb_hdf5.formats.format import Format, RowsFormat
 
-#: The name of HDF5 files, whoever has written them.
+#: The name of HDF5 files, whoever has written them, and that of arrays with a header of numpy.
 HDF5: Final = "hdf5"
+NPY: Final = "npy"
 #: The options of documents that are rows of ids, and of rows with several columns.
 _ROW_OPTIONS: Final = ("rows", "dtype", "vocab_size", "max_document_tokens")
 _COLUMN_OPTIONS: Final = ("ids_column", "field_columns", "id_column", "metadata_columns")
-#: In the order in which a path is compared with them. Files of ids come first: three formats of them use `.bin`, and
-#: are told apart by their content; ids may begin as another file does by chance, so that the name of the file and those
-#: beside it tell more than its first bytes. Then come files that their first bytes mark, whatever their names are.
-#: Files of rows come last, since they are not read in place, and a look at their columns takes longest.
+#: In the order in which a path is compared with them. A store comes before all: it has files that others would take.
+#: Files of ids come first: three formats of them use `.bin`, and are told apart by their content; ids may begin as
+#: another file does by chance, so that the name of the file and those beside it tell more than its first bytes. Then
+#: come files that their first bytes mark, whatever their names are. Files of rows come last, since they are not read in
+#: place, and a look at their columns takes longest. Formats of packages come after ours.
+#:
+#: A conversion reads rows and text, too, and asks for them earlier (`found_source`): after stores and files of ours
+#: come files of rows, since an HDF5 file of documents also has datasets that are read in place, and a folder of rows
+#: files of ids. Then arrays and text, by the endings of their names (`BY_ENDING`): they need not be such as are read in
+#: place. A tokenizer asks for text before rows, and a column of ids for rows before text. Then come the files that are
+#: read in place, as above; a plain `.json` is asked for lines last, since most have facts.
 _OURS: Final = (
     FormatRow(
-        name="npy",
+        name=NPY,
         noun=".npy files of tokens",
         suffixes=(".npy",),
         place="zb_hdf5.formats.npy:NpyArrays",

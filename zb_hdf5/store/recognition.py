@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy, conversion_call
+from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.format_row import FormatRow
@@ -14,6 +15,7 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.format_list import (
     FORMATS,
     INSTALLED,
+    NPY,
     add_installed,
     backends,
     batch_formats,
@@ -22,6 +24,7 @@ from zb_hdf5.store.format_list import (
     load_format,
     row_named,
 )
+from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import first_of
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 #: The endings of ids and of their documents, of formats whose own programs leave them out of a path.
 PREFIX_ENDINGS: Final = ((".bin", ".idx"), (".ds", ".ds.index"))
+#: The endings of arrays and of text, which a conversion finds by the names of their files alone, in this order.
+BY_ENDING: Final = {NPY: FORMATS[NPY].suffixes, **{name: kind.suffixes for name, kind in FILE_KINDS.items()}}
 
 
 def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
@@ -347,6 +352,24 @@ def source_name_of(look: Look) -> str:
 def _has_documents(row: FormatRow, look: Look) -> bool:
     """Return whether a path is of a format whose documents are read once."""
     return row.is_of_rows and may_hold(row, look) and load_format(row).fits(look)
+
+
+def name_by_ending(look: Look) -> str:
+    """Return the first name of `BY_ENDING` whose files a path has; "": it has none of them."""
+    return next((name for name, suffixes in BY_ENDING.items() if ends_so(look, suffixes)), "")
+
+
+def ends_so(look: Look, suffixes: tuple[str, ...]) -> bool:
+    """Return whether a path, or a file in or below a folder, has one of the suffixes; a plain `.json` may be anything.
+
+    Files in a store do not count.
+    """
+    from zb_hdf5.files.listing import listed
+
+    known = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
+    if look.path.name.lower().endswith(known):
+        return True
+    return look.is_dir and bool(listed(look.path, *known).names)
 
 
 def installed_name_of(look: Look, notes: list[str]) -> str:

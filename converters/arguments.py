@@ -11,11 +11,12 @@ from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.engines import Engine
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.run import run
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.document_source import DocumentSource
 
 
 def convert(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | BatchSource | DocumentSource,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Corpus | BatchSource | DocumentSource,
     target: str,
     destination: str | os.PathLike[str],
     *,
@@ -90,8 +91,11 @@ def convert(
     Parameters
     ----------
     source
-        One path or several, of files, folders or stores, or the URL of a store; or an open `BatchSource` or
-        `DocumentSource`.
+        One path or several, of files, folders or stores, or the URL of a store. Or a corpus of `open_corpus`, which
+        stays open: its path is read as it was opened, with the same backend, `access`, `read_as` and split; of a folder
+        without `shards.json` it has the files for training, unless another split was asked for. An option that it has
+        fixed (`source_format`, `split` and those of `ReadAs`) is refused, and so are fields of `with_fields`; a cache
+        is not read. Or an open `BatchSource` or `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or "megatron", "datatrove",
         "bin", "llmc" or "olmo" for documents in the files of another trainer; "auto": the format whose suffix the

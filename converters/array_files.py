@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,8 +11,6 @@ import numpy.typing as npt
 
 from zb_hdf5.converters.array_source import ArrayFile
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.field_files import ids_at
-from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wrapper, open_extents
 from zb_hdf5.formats.flat_facts import FlatFacts
@@ -86,14 +83,6 @@ class ByColumns(Wrapper):
         out[...] = self._records[starts // self._records.shape[1]]
 
 
-def npy_arrays(paths: Sequence[str | os.PathLike[str]]) -> list[ArrayAt]:
-    """Return the arrays of `.npy` files, and of those in and below folders, by path.
-
-    Raises
-    ------
-    ConvertError
-        If there are none, or one is named twice.
-    FormatError
-        If one is named as a field.
-    """
-    return [ArrayAt(path, read_npy_header(path)) for path in ids_at(files_at(paths, ".npy"), paths)]
+def npy_arrays(files: Sequence[Path]) -> list[ArrayAt]:
+    """Return the arrays of `.npy` files."""
+    return [ArrayAt(path, read_npy_header(path)) for path in files]

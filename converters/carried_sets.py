@@ -151,7 +151,13 @@ def carried_sets(source: BatchSource | DocumentSource, settings: Settings) -> Ca
         If one that was asked for cannot be copied; or if none was, and the records of a store change.
     """
     asked = settings.target.field_set
-    there = [(path, *found) for path in settings.paths for found in sets_of(path)]
+    splits = {shard.split for shard in source.shards} if isinstance(source, StoreSource) else set[str]()
+    there = [
+        (path, name, split)
+        for path in settings.paths
+        for name, split in sets_of(path)
+        if not splits or split in splits  # else that of a corpus of another split
+    ]
     if asked is not None:
         names = {name for _, name, _ in there}
         if missing := [name for name in asked if name not in names]:

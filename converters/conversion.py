@@ -478,8 +478,8 @@ class Conversion:
     Parameters
     ----------
     source
-        One path or several, of files, folders or stores, or a URL of a store; or an open `BatchSource` or
-        `DocumentSource`.
+        One path or several, of files, folders or stores, or a URL of a store; a corpus of `open_corpus`; or an open
+        `BatchSource` or `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or a format of another trainer
         that has a writer in `FORMATS`; "auto": that whose suffix the destination has, "hdf5" for a folder.

@@ -107,6 +107,7 @@ class PackedSource(BatchSource):
         if not store.has_documents:
             raise _no_documents(path, store, read.read_as)
         self._path = path
+        self._split = found.split
         self._checked = counts is not None
         self._has_digests = all(each.index.has_digests for each in stores.values())
         self._options = options
@@ -153,7 +154,7 @@ class PackedSource(BatchSource):
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked and self._has_digests:
-            require_digests(self._path, read_as=self._read_as)
+            require_digests(self._path, self._split, self._read_as)
         self._checked = True
 
     def _pack(self, rows: PackedRows) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from zb_hdf5 import ArgumentError, ConvertError
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import (
+    READ_AS,
     STREAM,
     WHOLE,
     Conversion,
@@ -42,6 +43,7 @@ from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.urls import without_secrets
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, STREAM_LAYOUT, UPLOAD_DIGITS, codec_named
@@ -70,6 +72,8 @@ OTHER_SUFFIXES: Final = frozenset(
 )
 #: The format whose files of documents are named for a target.
 MEGATRON: Final = "megatron"
+#: The options of which a corpus was opened with an argument.
+FIXED_BY_CORPUS: Final = frozenset((*READ_AS, "split"))
 #: The roles of a source that is open already: which of their options matter depends on it.
 _OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.CUT, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)
 
@@ -93,10 +97,12 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
         raise with_notes(ArgumentError(unknown, options=["target"]), INSTALLED.notes)
     conversion = conversion.changed(destination=destination, target=target)
     conversion.require_possible()
-    paths = _paths_of(conversion.source)
-    if paths:
-        return _of_paths(paths, conversion)
     source = conversion.source
+    if isinstance(source, Corpus):
+        return _of_corpus(source, conversion)
+    paths = _paths_of(source)
+    if paths:
+        return _of_paths(paths, conversion, SourcePaths())
     is_of_documents = not missing_members(source)
     known = options_of((Role.ROWS, Role.ANY) if is_of_documents else (Role.ANY,))
     conversion, like = _options_like(conversion, known)
@@ -106,11 +112,39 @@ def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
     return settings, lambda: source
 
 
-def _of_paths(paths: list[Path], conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
-    """Return the settings of a conversion of files, and a function that opens them."""
+def _of_corpus(corpus: Corpus, conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:
+    """Return the settings of a conversion of the path of a corpus, read as it was opened, and a function to open it."""
+    opened = corpus.opened
+    fixed = sorted(conversion.given & FIXED_BY_CORPUS)
+    if conversion.source_format != "auto":
+        fixed = ["source_format", *fixed]
+    if fixed:
+        raise ArgumentError(
+            f"{corpus.path}: {' and '.join(fixed)}: chosen when a corpus is opened: pass it to open_corpus, or pass "
+            "the path to convert",
+            options=fixed,
+        )
+    if corpus.added_sets:
+        raise ArgumentError(
+            f"{corpus.path}: has the field set {corpus.added_sets[0]} of with_fields, which a conversion does not "
+            "write: pass the corpus without it; sets that lie with its tokens are copied with them",
+        )
+    path = named_by_prefix(any_path(opened.path))
+    looks = SourcePaths()
+    options = looks.keep_opened(path, corpus)
+    return _of_paths([path], conversion.changed(source=path, **options), looks)
+
+
+def _of_paths(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tuple[Settings, Callable[[], Any]]:
+    """Return the settings of a conversion of files, and a function that opens them.
+
+    Parameters
+    ----------
+    looks
+        Keeps what is found at the paths, and has what is known.
+    """
     for path in paths:
         require_present(path)
-    looks = SourcePaths()
     name, kind = _taken(paths, conversion, looks)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
@@ -195,9 +229,14 @@ def _paths_of(source: Any) -> list[Path]:
     """Return the paths of a source; none of one that is open already."""
     if isinstance(source, str | os.PathLike):
         return [named_by_prefix(any_path(source))]
+    if isinstance(source, Batches):
+        raise ArgumentError(
+            f"source: expected a path, or a corpus, found batches of {source.path}: pass their corpus, with batch_size "
+            "and seq_len"
+        )
     if not isinstance(source, Sequence):
         if not isinstance(source, BatchSource) and not hasattr(source, "__enter__") and missing_members(source):
-            raise ArgumentError(f"source: expected a path, or an open source, found {source!r:.80}")
+            raise ArgumentError(f"source: expected a path, a corpus, or an open source, found {source!r:.80}")
         return []
     if not source:
         raise ArgumentError("source: expected one path or more, found none")

@@ -20,7 +20,7 @@ from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.notes import note
-from zb_hdf5.store.format_list import flat_format, row_named
+from zb_hdf5.store.format_list import FORMATS, NPY, flat_format, row_named
 
 
 def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedSource]:
@@ -29,7 +29,7 @@ def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource |
         return open_packed(paths, settings)
     if Role.KEPT in settings.roles:
         return _kept(paths, settings)
-    return _cut(npy_arrays(paths), settings.source_format, settings)
+    return _cut(npy_arrays(settings.looks.files(paths, *FORMATS[NPY].suffixes)), settings.source_format, settings)
 
 
 def _cut(files: Sequence[ArrayAt], name: str, settings: Settings) -> CutSource:

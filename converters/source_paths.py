@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zb_hdf5.converters.conversion import Conversion
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, FormatError
+from zb_hdf5.files.field_files import ids_at
+from zb_hdf5.files.listing import files_at
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import ALL_SPLITS, split_named
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
 from zb_hdf5.formats.h5_column import Column
@@ -20,6 +25,7 @@ from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_source import found_hdf5, found_source
 from zb_hdf5.store.recognition import flat_files
 from zb_hdf5.store.store_corpus import StoreCorpus, require_stream
+from zb_hdf5.store.verify import require_digests
 
 
 class SourcePaths:
@@ -43,11 +49,39 @@ class SourcePaths:
                 return found
         return self._keep(path, read_as, found_at(path, backend=backend, split=None, read_as=read_as))
 
+    def keep_opened(self, path: Path, corpus: Corpus) -> dict[str, Any]:
+        """Look at the path of a corpus as it was opened, and keep it; return the options of a conversion for it.
+
+        Digests that were made of its files are compared once.
+
+        Raises
+        ------
+        FormatError
+            If the path has other tokens by now.
+        """
+        found = found_at(path, **{**corpus.opened.how, "verify": "auto"})
+        with corpus_of(found) as now:
+            if not corpus.same_as(now):
+                raise FormatError(f"{path}: was replaced, or has grown: its tokens are others than those of the corpus")
+        if found.read_as.digests is not None:
+            require_digests(found.path, found.split, found.read_as)
+        read_as = replace(found.read_as, digests=None)
+        options = read_as.given
+        if found.foreign_dataset is None:
+            options.pop("axes", None)  # of arrays, whose records are known
+        if found.facts and split_named(found.split) is None:
+            options["split"] = ALL_SPLITS  # as it was opened: files of a store keep the splits of their shards
+        self._keep(path, replace(read_as, axes=options.get("axes")), replace(found, read_as=read_as))
+        return options
+
     def source(self, path: Path, conversion: Conversion) -> Found:
         """Return what a conversion finds at the first path of its source, of any format or "hdf5".
 
         Raises as `found_source`.
         """
+        for known, _, found in self._looks:
+            if known == path:
+                return found
         read_as = _read_as(conversion)
         with Look(path) as look:
             if conversion.source_format == HDF5:
@@ -60,6 +94,13 @@ class SourcePaths:
     def _keep(self, path: Path, read_as: ReadAs, found: Found) -> Found:
         self._looks.append((path, read_as, found))
         return found
+
+    def files(self, paths: Sequence[Path], *suffixes: str) -> list[Path]:
+        """Return the files of ids at some paths, those of one split where a corpus has no other. Raises as `ids_at`."""
+        for known, _, found in self._looks:
+            if [known] == [*paths] and found.facts:
+                return [facts.path for facts in found.facts]
+        return ids_at(files_at(paths, *suffixes), paths)
 
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.

@@ -23,14 +23,12 @@ from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.converters.store_source import open_stores
 from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.errors import ConvertError, conversion_call
-from zb_hdf5.files.field_files import ids_at
-from zb_hdf5.files.listing import files_at
 from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
-from zb_hdf5.store.format_list import NPY, batch_format
+from zb_hdf5.store.format_list import FORMATS, NPY, batch_format
 
 
 def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
@@ -42,7 +40,7 @@ def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | Stre
     name = settings.source_format
     how = settings.input
     if name == NPY:
-        files = npy_arrays(paths)
+        files = npy_arrays(settings.looks.files(paths, *FORMATS[NPY].suffixes))
     else:
         name, found = settings.looks.flat(paths, name, how.read_as)
         files = [*map(ArrayAt.of, found)]
@@ -56,7 +54,7 @@ def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | S
     known = settings.looks.columns(read_as)
     if not known:  # else it was told when they were found
         warn_of_mask(read_as)
-    columns = datasets_of(ids_at(files_at(paths, *HDF5_SUFFIXES), paths), read_as, known)
+    columns = datasets_of(settings.looks.files(paths, *HDF5_SUFFIXES), read_as, known)
     target = settings.target
     first = columns[0]
     if target.is_stream and first.told_by:

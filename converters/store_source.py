@@ -268,7 +268,7 @@ class StoreSource(BatchSource):
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             corpus = self._batches.corpus
             if isinstance(corpus, StoreCorpus) and corpus.index.has_digests:
-                require_digests(self._path, read_as=ReadAs(self._dataset))
+                require_digests(self._path, self._found.split, ReadAs(self._dataset))
         elif self._batches.corpus.sha256 is not None:
             self._batches.close()
             self._batches = corpus_of(replace(self._found, verify="batch")).batches()

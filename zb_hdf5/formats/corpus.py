@@ -66,6 +66,18 @@ class FieldSource(Protocol):
     def corpus_of(self, name: str) -> Corpus: ...
 
 
+class OpenedAs(Protocol):
+    """The path of a corpus, and how it was opened: `how` has the arguments of `open_corpus` but for path and cache."""
+
+    @property
+    def path(self) -> str | os.PathLike[str]: ...
+
+    @property
+    def how(self) -> Mapping[str, Any]: ...
+
+    def open(self, split: str | None) -> Corpus: ...
+
+
 #: Finds a field set of a corpus by its name, in a folder or where its sets lie; with the values of missing records.
 FindSet: TypeAlias = "Callable[[Corpus, str, Path | None, Mapping[str, float] | None], FieldSource]"
 
@@ -109,6 +121,8 @@ class Corpus:
         The split that a loader reads, of a corpus that has others too; None: all that it has.
     is_cached
         Whether its tokens are kept in a cache.
+    added_sets
+        The names of the field sets that `with_fields` has added.
     about
         Of the values of a field set: "next" if the one at a token is about the token after it, "token" if
         it is about that token; "" of others.
@@ -124,6 +138,7 @@ class Corpus:
     words: tuple[str, ...] = ()
     compressed: CompressedTokens | None = None
     foreign_dataset: str | None = None
+    added_sets: tuple[str, ...] = ()
     documents_sha256 = ""
     sha256: str | None = None
     max_token: int | None = None
@@ -131,7 +146,7 @@ class Corpus:
     training_split: str | None = None
     _record_documents: RecordDocuments | None = None
     _cache: Callable[[Corpus], Tokens] | None = None
-    _reopen: Callable[[str | None], Corpus] | None = None
+    _opened: OpenedAs | None = None
     _find_set: FindSet | None = None
     #: The cure of damage that digests find, for its message.
     cure: ClassVar[str] = "restore it, repair it, or convert again"
@@ -311,7 +326,8 @@ class Corpus:
         kept = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
         sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
         # either one closes the other fields
-        return self._with(_changing=OwnLock(), _other_fields=self._other_fields, _fields=kept, _sets=sets)
+        shared = {"_other_fields": self._other_fields, "added_sets": (*self.added_sets, name)}
+        return self._with(_changing=OwnLock(), _fields=kept, _sets=sets, **shared)
 
     def _field_set(self, name: str) -> FieldSource:
         """Return a field set by its name."""
@@ -549,7 +565,7 @@ class Corpus:
     def opened_by(
         self,
         find_set: FindSet,
-        reopen: Callable[[str | None], Corpus] | None = None,
+        opened: OpenedAs | None = None,
         training_split: str | None = None,
     ) -> Self:
         """Return this corpus with the ways to its field sets and splits. It takes the place of this one.
@@ -558,12 +574,29 @@ class Corpus:
         ----------
         find_set
             Finds a field set.
-        reopen
-            Opens another split of the same path; None: it is not opened again.
+        opened
+            The path, by which its splits are opened too; None: it is not opened again.
         training_split
             The split that a loader reads; None: all that it has.
         """
-        return self._with(_find_set=find_set, _reopen=reopen, training_split=training_split)
+        return self._with(_find_set=find_set, _opened=opened, training_split=training_split)
+
+    @property
+    def opened(self) -> OpenedAs:
+        """The path, and how it was opened.
+
+        Raises
+        ------
+        ArgumentError
+            If these are the values of a field, which no path has.
+        ClosedError
+            If the corpus was closed.
+        """
+        if isinstance(self.tokens, ClosedTokens):
+            raise ClosedError(f"{self.path}: this corpus was closed")
+        if self._opened is None:
+            raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, found the values of a field")
+        return self._opened
 
     def split(self, name: str | None) -> Corpus:
         """Open one split of the same path, as `open_corpus` does; the caller closes it.
@@ -578,9 +611,9 @@ class Corpus:
         ArgumentError
             If the path has no such split.
         """
-        if self._reopen is None:
+        if self._opened is None:
             raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, to find its split {name!r}")
-        return self._reopen(name)
+        return self._opened.open(name)
 
     def refresh(self) -> int:
         """Show the tokens that a writer has committed since; return `num_tokens`. A published file has none."""

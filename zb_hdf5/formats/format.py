@@ -98,14 +98,14 @@ class Found:
         return bool(self.facts)
 
     def splits_there(self) -> list[str | None]:
-        """Return the splits of a path whose files are all opened, that for training first; [None] if none are told.
+        """Return the splits of the files that are read, that for training first; [None] if none are told.
 
         Raises
         ------
         ArgumentError
             If the names of its files tell none for sure.
         """
-        told = train_first(named_splits(self.files, [self.path]))
+        told = train_first(named_splits([each.path for each in self.facts], [self.path]))
         return [*told] if len(told) > 1 else [None]
 
     def of_split(self, split: str | None) -> Found:

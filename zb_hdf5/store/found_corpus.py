@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, split_named
 from zb_hdf5.files.paths import RemotePath, on_failure
 from zb_hdf5.formats.batch_writer import FieldDigest
-from zb_hdf5.formats.corpus import Corpus, FieldSource
+from zb_hdf5.formats.corpus import Corpus, FieldSource, OpenedAs
 from zb_hdf5.formats.flat_digest import FlatDigest
 from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
 from zb_hdf5.formats.format import Found
@@ -53,7 +53,7 @@ def corpus_of(
     found: Found,
     look: Look | None = None,
     *,
-    reopen: Callable[[str | None], Corpus] | None = None,
+    opened: OpenedAs | None = None,
     training_split: str | None = None,
 ) -> Corpus:
     """Open what was found at a path. Raises as `open_corpus`.
@@ -62,7 +62,7 @@ def corpus_of(
     ----------
     look
         The look by which it was found, if it is open: a lone file is read by its descriptor.
-    reopen, training_split
+    opened, training_split
         As for `Corpus.opened_by`.
     """
     if found.layout != BATCHES_LAYOUT:
@@ -71,7 +71,7 @@ def corpus_of(
         corpus = _store_of(found)
     else:
         corpus = _records_of(found, look) if found.facts else _file_of(found, look)
-    return corpus.opened_by(_found_set, reopen, training_split)
+    return corpus.opened_by(_found_set, opened, training_split)
 
 
 def _found_set(corpus: Corpus, name: str, path: Path | None, allow_missing: Mapping[str, float] | None) -> FieldSource:

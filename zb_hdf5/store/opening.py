@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -144,18 +143,21 @@ def _open(path: str | os.PathLike[str], how: HowToOpen, cache: str | os.PathLike
     """Open a corpus as `open_corpus`, without its cache, which other splits of the path get, too."""
     with look_of(path) as look:
         found = found_at(look.path, look=look, **how)
-        reopen = partial(_open_split, path, how, cache)
-        return corpus_of(found, look, reopen=reopen, training_split=_training_split(found, how["split"]))
+        opened = OpenedByPath(path, how, cache)
+        return corpus_of(found, look, opened=opened, training_split=_training_split(found, how["split"]))
 
 
-def _open_split(
-    path: str | os.PathLike[str],
-    how: HowToOpen,
-    cache: str | os.PathLike[str] | Cache | None,
-    split: str | None,
-) -> Corpus:
-    """Open another split of the same path."""
-    return _open_cached(path, {**how, "split": split}, cache)
+@dataclass(frozen=True)
+class OpenedByPath:
+    """The path of a corpus, and how it was opened. See `OpenedAs`."""
+
+    path: str | os.PathLike[str]
+    how: HowToOpen
+    cache: str | os.PathLike[str] | Cache | None
+
+    def open(self, split: str | None) -> Corpus:
+        """Open another split of the same path."""
+        return _open_cached(self.path, {**self.how, "split": split}, self.cache)
 
 
 def _training_split(found: Found, split: str | None) -> str | None:

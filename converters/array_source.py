@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import (
     BatchSource,
@@ -47,67 +45,6 @@ DEFAULT_SEQ_LEN: Final = 512
 NOTHING_MORE: Final[Mapping[str, Any]] = {}
 
 
-class ArrayFile(ABC):
-    """One array of tokens in a file: a stream, or records. Picklable: other processes open it themselves.
-
-    Parameters
-    ----------
-    path
-        The file.
-    shape
-        (tokens,) of a stream, (records, tokens of each) of records.
-    dtype
-        The dtype of a token in the file: any integer.
-    fields
-        The arrays of values of the tokens, of the same shape, by their names.
-    """
-
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], fields: Mapping[str, ArrayFile] | None = None
-    ) -> None:
-        self.path = path
-        self.shape = shape
-        self.dtype = dtype
-        self.fields = dict(fields or {})
-
-    def described_fields(self) -> tuple[Field, ...]:
-        """Return the fields, in the order of their names."""
-        return tuple(Field(name, self.fields[name].dtype.newbyteorder("=")) for name in sorted(self.fields))
-
-    @property
-    def reads_alone(self) -> bool:
-        """Whether a record is read without others, such as the records of its compressed chunk."""
-        return True
-
-    def compare_digests(self) -> None:
-        """Compare the file with the digest that it holds, if it holds one. Raises as `require_digests`."""
-        return
-
-    @abstractmethod
-    def open(self) -> Tokens:
-        """Open the tokens, of the dtype that they have in the file, one record after the other."""
-
-    @property
-    def num_tokens(self) -> int:
-        return math.prod(self.shape)
-
-    def require_length(self, seq_len: int) -> None:
-        """Raise `ConvertError` if it has records of another length."""
-        if len(self.shape) == 2 and self.shape[1] != seq_len:
-            raise ConvertError(
-                f"{self.path}: expected records of {seq_len} tokens, found {self.shape[1]}",
-                remedy=Remedy.RECORD_LENGTH,
-                at=self.shape[1],
-            )
-
-    def position(self, token: int) -> str:
-        """Return the index of a token in the array, in words."""
-        if len(self.shape) == 1:
-            return f"{token:,}"
-        record, column = divmod(token, self.shape[1])
-        return f"[{record:,}, {column:,}]"
-
-
 def _stored_length(files: Sequence[ArrayFile]) -> int:
     """Return the length of the records of the first array of records, or the default if there is none."""
     for file in files:
@@ -118,12 +55,12 @@ def _stored_length(files: Sequence[ArrayFile]) -> int:
 
 def _fields_of(files: Sequence[ArrayFile]) -> tuple[Field, ...]:
     """Return the fields that all files have; `ConvertError` for one that lacks some, or has them in another dtype."""
-    first = files[0].described_fields()
+    first = files[0].fields
     for file in files[1:]:
-        found = file.described_fields()
-        if found != first:
+        if file.fields != first:
             raise ConvertError(
-                f"{file.path}: expected the fields {_in_words(first)} of {files[0].path}, found {_in_words(found)}",
+                f"{file.path}: expected the fields {_in_words(first)} of {files[0].path}, found "
+                f"{_in_words(file.fields)}",
                 remedy=Remedy.ONE_KIND,
             )
     return first
@@ -209,8 +146,7 @@ class ArraySource(BatchSource):
         require_pad_id(pad_id, self.meta)
         self.shuffle = "global" if shuffle else "none"
         self.reorders = shuffle
-        columns = [column for file in files for column in (file, *file.fields.values())]
-        self.reads_alone = all(column.reads_alone for column in columns)
+        self.reads_alone = all(file.reads_alone for file in files)
         self.description = {
             "format": name,
             "files": [str(path) for path in self.paths],
@@ -318,12 +254,8 @@ class ArraySource(BatchSource):
     def _open(self, name: str, number: int) -> Tokens:
         """Open a column of a file: its tokens (""), or a field."""
         columns = ["", *(field.name for field in self.meta.fields)]
-        file = self._column(name, number)
-        return self._open_files.get(number * len(columns) + columns.index(name), lambda _: file.open())
-
-    def _column(self, name: str, number: int) -> ArrayFile:
         file = self._files[number]
-        return file.fields[name] if name else file
+        return self._open_files.get(number * len(columns) + columns.index(name), lambda _: file.open(name))
 
     def _gather(self, name: str, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         starts = self._places.starts(records)
@@ -338,7 +270,7 @@ class ArraySource(BatchSource):
     def _join(self, name: str, start: int, row: TokenArray) -> None:
         """Fill the row of a record whose tokens lie in several files; they are checked."""
         for number, first, inside in self._places.parts(start):
-            values = np.empty(inside.stop - inside.start, self._column(name, number).dtype)
+            values = np.empty(inside.stop - inside.start, self._files[number].dtype_of(name))
             self._open(name, number).read([(first, values)])
             if not name:
                 self._require_ids(self._files[number], np.array([first]), values.reshape(1, -1))
@@ -348,12 +280,13 @@ class ArraySource(BatchSource):
         self, name: str, number: int, starts: npt.NDArray[np.int64], rows: TokenArray, here: npt.NDArray[np.int64]
     ) -> None:
         """Copy the records that begin at these tokens of a file to the output rows `here`; tokens are checked."""
-        file = self._column(name, number)
+        file = self._files[number]
+        dtype = file.dtype_of(name)
         seq_len = self.meta.seq_len
         together = len(here) == int(here[-1] - here[0]) + 1
         target = slice(int(here[0]), int(here[-1]) + 1) if together else here
-        direct = together and file.dtype == rows.dtype
-        tokens = rows[target] if direct else np.empty((len(here), seq_len), file.dtype)
+        direct = together and dtype == rows.dtype
+        tokens = rows[target] if direct else np.empty((len(here), seq_len), dtype)
         self._take(name, number, starts, tokens)
         if not name:
             self._require_ids(file, starts, tokens)

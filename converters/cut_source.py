@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.array_files import ArrayAt
+from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.field_files import require_one_dtype
@@ -50,7 +50,7 @@ class CutSource(DocumentSource):
     tokenizer = ""
     has_ids = False
 
-    def __init__(self, files: Sequence[ArrayAt], name: str, options: InputOptions, dtype: str = "auto") -> None:
+    def __init__(self, files: Sequence[ArrayFile], name: str, options: InputOptions, dtype: str = "auto") -> None:
         self.paths = [file.path for file in files]
         self._files = list(files)
         self._boundary = options.boundary
@@ -94,7 +94,7 @@ class CutSource(DocumentSource):
 
     def _starts(self, number: int, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the first tokens of the documents that begin in a part of a file, all of a block at once."""
-        tokens = self._files[number].map()
+        tokens = self._files[number].mapped()
         shift = int(self._boundary == "after")
         for block in range(start, stop, BLOCK_TOKENS):
             first = max(block, 1)  # token 0 begins a document, whatever it is
@@ -107,7 +107,7 @@ class CutSource(DocumentSource):
     ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         part = self._parts[group.file_number][group.number]
-        tokens = file.map()
+        tokens = file.mapped()
         first = part.row
         for edges in self._edges(group.file_number, part):
             start = int(edges[0])

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from zb_hdf5.converters.array_files import ArrayAt, npy_arrays
+from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.cut_source import CutSource
-from zb_hdf5.converters.foreign_array import require_all_fields
+from zb_hdf5.converters.foreign_datasets import require_all_fields
 from zb_hdf5.converters.option import Role
 from zb_hdf5.converters.packed_source import PackedSource, open_packed
 from zb_hdf5.converters.routes import told_splits
@@ -18,9 +18,10 @@ from zb_hdf5.converters.stream_source import BOUNDED_TOKENS, StreamSource, requi
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentSource
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.notes import note
-from zb_hdf5.store.format_list import FORMATS, NPY, flat_format, row_named
+from zb_hdf5.store.format_list import flat_format, row_named
 
 
 def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedSource]:
@@ -29,13 +30,13 @@ def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource |
         return open_packed(paths, settings)
     if Role.KEPT in settings.roles:
         return _kept(paths, settings)
-    return _cut(npy_arrays(settings.looks.files(paths, *FORMATS[NPY].suffixes)), settings.source_format, settings)
+    return _cut(settings.looks.arrays(paths), settings.source_format, settings)
 
 
-def _cut(files: Sequence[ArrayAt], name: str, settings: Settings) -> CutSource:
+def _cut(found: Sequence[FlatFacts], name: str, settings: Settings) -> CutSource:
     """Return arrays as the documents that a boundary token cuts."""
     options = settings.input
-    source = CutSource(files, name, options, settings.target.dtype)
+    source = CutSource([*map(ArrayFile, found)], name, options, settings.target.dtype)
     source.splits = told_splits(source, settings)
     source.suspects = options.suspects
     source.description |= options.headerless
@@ -80,7 +81,7 @@ def _cut_flat(paths: list[Path], backend: str, settings: Settings) -> CutSource:
             options=["memory"],
         )
     name, found = settings.looks.flat(paths, backend, settings.input.read_as)
-    source = _cut([*map(ArrayAt.of, found)], name, settings)
+    source = _cut(found, name, settings)
     if found[0].fields and not settings.target.tokens_only:
         raise ArgumentError(
             f"{found[0].path}: has the field {found[0].fields[0].name}, which is left behind where a boundary token "

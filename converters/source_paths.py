@@ -15,11 +15,14 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import ALL_SPLITS, split_named
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.foreign import warn_of_mask
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
+from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.formats.npy import npy_header
+from zb_hdf5.formats.inspection import find_foreign_column
+from zb_hdf5.formats.npy import NpyArrays, npy_header
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.store.format_list import HDF5, NPY, flat_format
+from zb_hdf5.store.format_list import FORMATS, HDF5, NPY, flat_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_source import found_hdf5, found_source
@@ -95,12 +98,24 @@ class SourcePaths:
         self._looks.append((path, read_as, found))
         return found
 
-    def files(self, paths: Sequence[Path], *suffixes: str) -> list[Path]:
-        """Return the files of ids at some paths, those of one split where a corpus has no other. Raises as `ids_at`."""
-        for known, _, found in self._looks:
-            if [known] == [*paths] and found.facts:
-                return [facts.path for facts in found.facts]
-        return ids_at(files_at(paths, *suffixes), paths)
+    def arrays(self, paths: Sequence[Path]) -> list[FlatFacts]:
+        """Return the facts of `.npy` files, of those that are not read in place too. Raises as `NpyArrays.facts_once`.
+
+        Streams and records of several lengths and dtypes may stand beside each other.
+        """
+        found = self._facts_at(paths)
+        if found:
+            return [*found]
+        npy = NpyArrays(FORMATS[NPY])
+        facts = []
+        for path in ids_at(files_at(paths, *npy.suffixes), paths):
+            with Look(path) as look:
+                facts.append(npy.facts_once(look))
+        return facts
+
+    def _facts_at(self, paths: Sequence[Path]) -> tuple[FlatFacts, ...]:
+        """Return the facts of the files at the only path, if these were found: of a corpus those of its split."""
+        return next((found.facts for known, _, found in self._looks if [known] == [*paths]), ())
 
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
@@ -119,11 +134,22 @@ class SourcePaths:
                 raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
         return name, [facts for each in at_paths for facts in each.facts]
 
-    def columns(self, read_as: ReadAs) -> dict[Path, Column]:
-        """Return the datasets of HDF5 files of other programs that were found so, by their files."""
+    def datasets(self, paths: Sequence[Path], read_as: ReadAs) -> list[Column]:
+        """Return the dataset of each HDF5 file of another program: all have the name of the first one.
+
+        Raises as `ids_at`, and as `find_foreign_column` of a file that was not found yet.
+        """
         found = [each for _, how, each in self._looks if how == read_as]
         columns = [each.column for each in found] + [facts.column for each in found for facts in each.facts]
-        return {column.path: column for column in columns if column is not None and column.is_foreign}
+        known = {column.path: column for column in columns if column is not None and column.is_foreign}
+        if not known:  # else it was told when they were found
+            warn_of_mask(read_as)
+        files = [facts.path for facts in self._facts_at(paths)] or ids_at(files_at(paths, *HDF5_SUFFIXES), paths)
+        datasets: list[Column] = []
+        for file in files:
+            datasets.append(known.get(file) or find_foreign_column(file, read_as))
+            read_as = replace(read_as, dataset=datasets[0].name)
+        return datasets
 
 
 def _read_as(conversion: Conversion) -> ReadAs:

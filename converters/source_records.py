@@ -5,17 +5,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from zb_hdf5.converters.array_files import ArrayAt, npy_arrays
+from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.array_source import ArraySource, array_options
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.conversion import DEFAULT_BATCH_SIZE, STREAM
-from zb_hdf5.converters.foreign_array import (
-    ForeignArray,
-    datasets_of,
-    description_of,
-    require_all_fields,
-    with_fields,
-)
+from zb_hdf5.converters.foreign_datasets import description_of, require_all_fields, with_fields
 from zb_hdf5.converters.option import Role
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_documents import told_documents
@@ -23,12 +17,11 @@ from zb_hdf5.converters.split_arrays import arrays_of_splits
 from zb_hdf5.converters.store_source import open_stores
 from zb_hdf5.converters.stream_source import StreamSource
 from zb_hdf5.errors import ConvertError, conversion_call
-from zb_hdf5.formats.foreign import warn_of_mask
-from zb_hdf5.formats.format_row import HDF5_SUFFIXES
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
-from zb_hdf5.store.format_list import FORMATS, NPY, batch_format
+from zb_hdf5.store.format_list import HDF5, NPY, batch_format
 
 
 def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
@@ -40,21 +33,17 @@ def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | Stre
     name = settings.source_format
     how = settings.input
     if name == NPY:
-        files = npy_arrays(settings.looks.files(paths, *FORMATS[NPY].suffixes))
+        found = settings.looks.arrays(paths)
     else:
         name, found = settings.looks.flat(paths, name, how.read_as)
-        files = [*map(ArrayAt.of, found)]
     build = partial(ArraySource, name=name, described=how.headerless, suspects=how.suspects)
-    return arrays_of_splits(files, settings, build, array_options(settings))
+    return arrays_of_splits([*map(ArrayFile, found)], settings, build, array_options(settings))
 
 
 def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
     """Open HDF5 files of other programs, and folders of them."""
     read_as = settings.input.read_as
-    known = settings.looks.columns(read_as)
-    if not known:  # else it was told when they were found
-        warn_of_mask(read_as)
-    columns = datasets_of(settings.looks.files(paths, *HDF5_SUFFIXES), read_as, known)
+    columns = settings.looks.datasets(paths, read_as)
     target = settings.target
     first = columns[0]
     if target.is_stream and first.told_by:
@@ -70,8 +59,8 @@ def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | S
     if options["batch_size"] is None:
         has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
         options["batch_size"] = first.meta.batch_size if has_batches else DEFAULT_BATCH_SIZE
-    build = partial(ArraySource, name="hdf5", described=description_of(first, read_as))
-    return arrays_of_splits([*map(ForeignArray, columns)], settings, build, options)
+    build = partial(ArraySource, name=HDF5, described=description_of(first, read_as))
+    return arrays_of_splits([ArrayFile(FlatFacts.of(column)) for column in columns], settings, build, options)
 
 
 def _require_documents(path: Path, target: str, column: Column) -> None:

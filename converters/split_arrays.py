@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.array_source import ArrayFile, ArraySource
+from zb_hdf5.converters.array_file import ArrayFile
+from zb_hdf5.converters.array_source import ArraySource
 from zb_hdf5.converters.batch_plan import number_of_shards
 from zb_hdf5.converters.batch_source import BatchSource, SourceShard, TokenCounts
 from zb_hdf5.converters.settings import Settings, Target

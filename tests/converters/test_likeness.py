@@ -21,9 +21,10 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.array_files import npy_arrays
+from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.cut_source import CutSource
+from zb_hdf5.converters.source_paths import SourcePaths
 
 ALONE = {"rank": 0, "world_size": 1}
 ROWS = np.random.default_rng(3).integers(0, 50_000, (203, 16), dtype=np.int64)
@@ -158,7 +159,8 @@ def test_what_is_no_store_is_refused(tokens, tmp_path):
     assert run_zb("convert", "npy-to-batch", tokens, tmp_path / "out", "--like", tmp_path / "none").exit_code == 2
     with pytest.raises(ArgumentError, match="like belongs to"):
         convert(tokens, "stream", tmp_path / "out", boundary_token_id=3, like=tmp_path / "live")
-    opened = CutSource(npy_arrays([tmp_path / "flat.npy"]), "npy", InputOptions(boundary_token_id=3))
+    files = [*map(ArrayFile, SourcePaths().arrays([tmp_path / "flat.npy"]))]
+    opened = CutSource(files, "npy", InputOptions(boundary_token_id=3))
     with pytest.raises(ArgumentError, match="is for batches, found a target of streams"):
         convert(opened, "stream", tmp_path / "out", like=tmp_path / "live")
     assert not (tmp_path / "out").exists()

@@ -11,12 +11,13 @@ import pytest
 from contract import is_refused, random_tokens
 from interpreter import run_program
 from processes import forked
+from reading import looking
 
 import zb_hdf5.files.paths
 from zb_hdf5 import open_reader
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.ranges import Extents, Run
-from zb_hdf5.formats.npy import read_npy_header
+from zb_hdf5.formats.npy import npy_header
 
 SHARDS = 100
 #: Reads a store under limits of descriptors, and prints how often each shard was opened and the soft limit at the end.
@@ -122,7 +123,7 @@ def _read_in_a_fork(reader, expected):
 @pytest.mark.parametrize("count", [0, 1, 10**5])
 def test_the_header_of_a_stream_is_read_without_its_array(dtype, count, tmp_path):
     np.save(tmp_path / "t.npy", np.zeros(count, dtype))
-    assert read_npy_header(tmp_path / "t.npy") == ((count,), False, np.dtype(dtype), 128)
+    assert looking(npy_header, tmp_path / "t.npy") == ((count,), False, np.dtype(dtype), 128)
 
 
 def test_chunks_at_one_place_have_ranges_of_their_own():

@@ -14,6 +14,7 @@ import torch
 from commandline import one_error, report_of, run_zb
 from contract import is_refused
 from packed import tokens_of
+from reading import looking
 
 from zb_hdf5 import DocumentLoader, Loader, convert, errors, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
@@ -275,9 +276,9 @@ def test_a_plain_header_of_numpy_is_read_as_its_parser_does(array, version, tmp_
     path = tmp_path / "a.npy"
     with open(path, "wb") as file:
         np.lib.format.write_array(file, array, version)
-    found = npy.read_npy_header(path)
+    found = looking(npy.npy_header, path)
     monkeypatch.setattr(npy, "PLAIN_HEADER", re.compile(b"never"))
-    assert npy.read_npy_header(path) == found
+    assert looking(npy.npy_header, path) == found
     assert found[0] == array.shape
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.field import LOSS_MASK, Field
+from zb_hdf5.files.by_columns import ByColumns
 from zb_hdf5.files.checked import Crc32Rows
 from zb_hdf5.files.field_files import ids_among, require_no_fields
 from zb_hdf5.files.foreign_ids import ForeignIds
@@ -241,9 +242,7 @@ class FlatFormat(Format, ABC):
             meta = replace(meta, document_count=found.num_documents)
         if meta.field is not None:
             return self._open_field(found, meta, file)
-        known = file.identity or found.identity
-        tokens = _open_run(path, found.dtype, found.num_tokens, file.access, known, found.byte_offset, file.look)
-        return FlatCorpus(path, meta, tokens, file.digest)
+        return FlatCorpus(path, meta, open_ids(found, file.access, file.identity, file.look), file.digest)
 
     def _open_field(self, found: FlatFacts, meta: StoreMeta, file: FoundFile) -> FlatCorpus:
         """Open the values of a field, of which no digests are made."""
@@ -268,6 +267,19 @@ def require_mask(path: str | os.PathLike[str], num_tokens: int) -> None:
     num_bytes = os.stat(path).st_size
     if num_bytes != num_tokens:
         raise IncompleteError(f"{path}: expected a byte for each of {num_tokens:,} ids, found {num_bytes:,} bytes")
+
+
+def open_ids(found: FlatFacts, access: str, identity: Identity | None = None, look: Look | None = None) -> Tokens:
+    """Open the ids of a flat file as the file has them. None of them is compared with the range of ids.
+
+    Parameters
+    ----------
+    identity, look
+        As `FoundFile` has them.
+    """
+    known = identity or found.identity
+    tokens = _open_run(found.path, found.dtype, found.num_tokens, access, known, found.byte_offset, look)
+    return ByColumns(tokens, found.path, found.byte_offset, found.record_tokens or 1) if found.by_columns else tokens
 
 
 def _open_run(

@@ -48,6 +48,8 @@ class FlatFacts(NamedTuple):
         That of the file of documents beside it, which is compared in the same way. None: there is none.
     column
         The ids of an HDF5 file, as the look has found them; None: of another file.
+    by_columns
+        Whether the ids of a record do not follow each other, as in Fortran order: no such file is read in place.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class FlatFacts(NamedTuple):
     identity: Identity | None = None
     documents_identity: Identity | None = None
     column: Column | None = None
+    by_columns: bool = False
 
     @classmethod
     def of(cls, column: Column) -> Self:

@@ -7,8 +7,7 @@ import math
 import os
 import re
 import tokenize
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -21,8 +20,10 @@ from zb_hdf5.files.signatures import NPY_MAGIC, signature_of
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
-from zb_hdf5.spec import BATCHES, TokenArray
+from zb_hdf5.spec import BATCHES, TokenArray, require_integers
 
+#: Shape, Fortran order, dtype, and byte offset of the data.
+Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[Any], int]
 NPY_MISSING: Final = ".npy files hold no digests"
 #: The end of messages about arrays that are not read in place.
 UNREAD_REMEDY: Final = "convert them to a store, which keeps digests from then on, or keep their sha256sum"
@@ -51,7 +52,7 @@ MALFORMED_HEADER: Final = (
 )
 
 
-def npy_header(look: Look) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def npy_header(look: Look) -> Header:
     """Return (shape, Fortran order, dtype, byte offset of the data) of a `.npy` file that is as long as its array."""
     plain = PLAIN_HEADER.match(look.read(PLAIN_HEADER_BYTES, 0))
     if plain is not None and plain.end() == FIRST_BYTES + int.from_bytes(plain["length"], "little"):
@@ -62,13 +63,7 @@ def npy_header(look: Look) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     return _parse_header(look)
 
 
-def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return the facts of the `.npy` file at a path: see `npy_header`."""
-    with Look(path) as look:
-        return npy_header(look)
-
-
-def _parse_header(look: Look) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _parse_header(look: Look) -> Header:
     """Return the facts of any header; the parser of numpy takes ten times as long as a look at its bytes."""
     path = look.path
     with open(path, "rb", opener=regular) as file:
@@ -121,7 +116,7 @@ class NpyArrays(FlatFormat):
 
     def facts(self, look: Look) -> FlatFacts:
         path = look.path
-        shape, fortran, dtype, byte_offset = npy_header(look)
+        header = shape, fortran, dtype, byte_offset = npy_header(look)
         if len(shape) == 1 and dtype.kind in "iu":  # a folder has thousands of them
             return FlatFacts(path, shape[0], dtype, byte_offset, identity=look.identity)
         if refusal := refusal_of(shape, fortran, dtype):
@@ -130,14 +125,35 @@ class NpyArrays(FlatFormat):
                 batch_size = max(1, min(shape[0], RECORDS_OF_A_BATCH))
                 line = f": {conversion_call(path, 'hdf5', batch_size=batch_size, seq_len=shape[1])}"
             raise FormatError(f"{path}: {refusal}{line}")
-        record_tokens = shape[1] if len(shape) == 2 else None
-        count = math.prod(shape)
-        return FlatFacts(path, count, dtype, byte_offset, record_tokens=record_tokens, identity=look.identity)
+        return _facts_of(look, header)
+
+    def facts_once(self, look: Look) -> FlatFacts:
+        """Return the facts of an array that a conversion reads once, which may be in Fortran order.
+
+        Raises
+        ------
+        ConvertError
+            If it is not an array of integers of one axis or two.
+        """
+        header = shape, _, dtype, _ = npy_header(look)
+        if len(shape) not in (1, 2):
+            raise ConvertError(f"{look.path}: expected a 1-D stream or 2-D records, found shape {shape}")
+        require_integers(np.empty(0, dtype), look.path)
+        return _facts_of(look, header)
 
     def count(self, look: Look) -> tuple[int, str]:
         shape, fortran, dtype, _ = npy_header(look)
         remedy = UNREAD_REMEDY if refusal_of(shape, fortran, dtype) else Remedy.DIGESTS.about(str(look.path))
         return math.prod(shape), f"{NPY_MISSING}; {remedy}"
+
+
+def _facts_of(look: Look, header: Header) -> FlatFacts:
+    """Return the facts of an array of integers of one axis or two."""
+    shape, fortran, dtype, byte_offset = header
+    found = FlatFacts(look.path, math.prod(shape), dtype, byte_offset, identity=look.identity)
+    if len(shape) == 1:
+        return found
+    return found._replace(record_tokens=shape[1], by_columns=fortran and min(shape) > 1)
 
 
 class NpyWriter(FileWriter):

@@ -1,0 +1,105 @@
+"""One file of tokens as records, or as a part of a stream: it is opened as that of a corpus is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zb_hdf5.errors import ConvertError, Remedy
+from zb_hdf5.field import Field
+from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.flat import open_ids
+from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.h5_column import Column
+from zb_hdf5.formats.h5_tokens import open_column, open_stored
+from zb_hdf5.read_as import ReadAs
+from zb_hdf5.spec import STREAM_LAYOUT, TokenArray
+from zb_hdf5.store.verify import require_digests
+
+
+class ArrayFile:
+    """The tokens of one file, and its fields: a stream, or records. Picklable: other processes open it themselves.
+
+    Parameters
+    ----------
+    facts
+        The file as a look has found it.
+
+    Attributes
+    ----------
+    path
+        The file.
+    shape
+        (tokens,) of a stream, (records, tokens of each) of records.
+    dtype
+        The dtype of a token in the file: any integer.
+    fields
+        The fields of the tokens, of one value for each: those in an HDF5 file.
+    """
+
+    def __init__(self, facts: FlatFacts) -> None:
+        self._facts = facts
+        self.path: Path = facts.path
+        self.dtype: np.dtype[Any] = facts.dtype
+        self.num_tokens = facts.num_tokens
+        self.shape: tuple[int, ...] = (facts.num_tokens,)
+        if facts.layout != STREAM_LAYOUT:
+            length = facts.record_shape[1]
+            self.shape = (facts.num_tokens // max(1, length), length)
+        self.fields: tuple[Field, ...] = () if facts.column is None else facts.fields
+
+    def _column(self, name: str) -> Column | None:
+        """Return the dataset of the tokens (""), or of a field; None: the file is not HDF5."""
+        column = self._facts.column
+        return column.fields[name] if column is not None and name else column
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """Return the dtype that the tokens (""), or the values of a field, have when they are read."""
+        return next((field.dtype for field in self.fields if field.name == name), self.dtype)
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether a record is read without others, such as the records of its compressed chunk."""
+        columns = [self._column(name) for name in ("", *(field.name for field in self.fields))]
+        return all(column is None or column.extents is not None for column in columns)
+
+    def compare_digests(self) -> None:
+        """Compare the file with the digest that it holds, if it holds one. Raises as `require_digests`."""
+        column = self._facts.column
+        if column is not None and column.sha256 is not None:
+            require_digests(self.path, read_as=ReadAs(column.name))
+
+    def open(self, name: str = "") -> Tokens:
+        """Open the tokens (""), of the dtype that they have in the file, or the values of a field.
+
+        Records follow each other. Plain files are read by position.
+        """
+        column = self._column(name)
+        if column is None:
+            return open_ids(self._facts, "pread")
+        is_plain = column.extents is not None and not isinstance(self.path, RemotePath)
+        return (open_column if name else open_stored)(column, "pread" if is_plain else "auto")
+
+    def mapped(self) -> TokenArray:
+        """Map the tokens of a file that is not HDF5, of the dtype that they have in it."""
+        view = open_ids(self._facts, "mmap").view(0, self.num_tokens) if self.num_tokens else None
+        return np.empty(0, self.dtype) if view is None else view
+
+    def require_length(self, seq_len: int) -> None:
+        """Raise `ConvertError` if it has records of another length."""
+        if len(self.shape) == 2 and self.shape[1] != seq_len:
+            raise ConvertError(
+                f"{self.path}: expected records of {seq_len} tokens, found {self.shape[1]}",
+                remedy=Remedy.RECORD_LENGTH,
+                at=self.shape[1],
+            )
+
+    def position(self, token: int) -> str:
+        """Return the index of a token in the array, in words."""
+        if len(self.shape) == 1:
+            return f"{token:,}"
+        record, column = divmod(token, self.shape[1])
+        return f"[{record:,}, {column:,}]"

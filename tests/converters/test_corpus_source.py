@@ -17,6 +17,7 @@ from zb_hdf5 import (
     ConvertError,
     Field,
     FormatError,
+    IncompleteError,
     ReadAs,
     ShardIndex,
     convert,
@@ -36,6 +37,7 @@ CASES = {
     "both-formats": {},
     "both-formats-batch": {},
     "text-store": {},
+    "live": {},
     "stream-store": {"seq_len": 32},
     "lone-stream": {"seq_len": 32},
     "records-hdf5": {"batch_size": 4},
@@ -191,6 +193,15 @@ def test_what_is_no_corpus_of_a_path_is_refused_with_what_to_pass(folder, tmp_pa
     with open_corpus(tmp_path / "f.h5") as corpus:
         values = corpus.field("mask")
         is_refused(ArgumentError, lambda: convert(values, "hdf5", tmp_path / "out"), match="values of a field")
+
+
+def test_a_corpus_that_still_grows_is_refused_as_its_path_is(folder, tmp_path):
+    path = folder / pins.kinds()["live-growing"].path
+    with open_corpus(path) as corpus:
+        for source in (path, corpus):
+            is_refused(
+                IncompleteError, lambda source=source: convert(source, "hdf5", tmp_path / "out"), match="not finished"
+            )
 
 
 def test_tokens_that_are_others_by_now_are_not_converted(folder, tmp_path):

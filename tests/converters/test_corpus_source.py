@@ -207,7 +207,7 @@ def test_a_corpus_that_still_grows_is_refused_as_its_path_is(folder, tmp_path):
 def test_tokens_that_are_others_by_now_are_not_converted(folder, tmp_path):
     shutil.copytree(folder / "flat" / "npy", tmp_path / "npy")
     with open_corpus(tmp_path / "npy") as corpus:
-        file = corpus.files[0]
+        file = corpus.files[0].path
         ids = np.load(file)
         np.save(tmp_path / "other.npy", ids[::-1])
         (tmp_path / "other.npy").replace(file)

@@ -119,7 +119,8 @@ def use(kind: Any, name: str, folder: Path) -> None:
     path = folder / "kinds" / kind.path
     options = reading(kind.options)
     if name == "Loader":
-        with Loader(path, **options, **kind.shape, rank=0, world_size=1) as loader:
+        order = {"shuffle": "sequential"} if kind.grows else {}  # the only one of batches that are still to come
+        with Loader(path, **options, **order, **kind.shape, rank=0, world_size=1) as loader:
             next(iter(loader))
     elif name == "reader":
         with open_reader(path, **options, **kind.shape) as reader:

@@ -15,16 +15,16 @@ MOST = {
     "stream-store": {"Loader": 1, "reader": 1, "info": 1, "show": 2, "verify": 2, "convert": 3},
     "stream-hdf5": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 2, "convert": 4},
     "records-hdf5": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 2, "convert": 4},
-    "records-hdf5-folder": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 4, "convert": 4},
-    "channels-hdf5-folder": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 4, "convert": 5},
+    "records-hdf5-folder": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 2, "convert": 4},
+    "channels-hdf5-folder": {"Loader": 2, "reader": 2, "info": 2, "show": 2, "verify": 2, "convert": 5},
     "records-npy": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 1, "convert": 2},
     "megatron": {"Loader": 2, "reader": 1, "info": 1, "show": 2, "verify": 1, "convert": 2},
-    "megatron-folder": {"Loader": 2, "reader": 1, "info": 1, "show": 2, "verify": 2, "convert": 2},
+    "megatron-folder": {"Loader": 2, "reader": 1, "info": 1, "show": 2, "verify": 1, "convert": 2},
     "datatrove": {"Loader": 1, "reader": 1, "info": 1, "show": 2, "verify": 1, "convert": 2},
-    "llmc": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 2, "convert": 2},
-    "olmo": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 2, "convert": 2},
-    "olmo-folder": {"Loader": 2, "reader": 1, "info": 2, "show": 1, "verify": 3, "convert": 2},
-    "nanogpt": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 2, "convert": 2},
+    "llmc": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 1, "convert": 2},
+    "olmo": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 1, "convert": 2},
+    "olmo-folder": {"Loader": 2, "reader": 1, "info": 2, "show": 1, "verify": 1, "convert": 2},
+    "nanogpt": {"Loader": 1, "reader": 1, "info": 1, "show": 1, "verify": 1, "convert": 2},
     "npy-folder": {"Loader": 2, "reader": 1, "info": 2, "show": 1, "verify": 2, "convert": 2},
 }
 #: The cells of more than two opens, and the reason of each.
@@ -35,11 +35,8 @@ REASONS = {
     ("stream-store", "convert"): "the shards are compared with their digests first, by looks of their own",
     ("stream-hdf5", "convert"): "as lone-hdf5; and formats that only a conversion reads look into it first",
     ("records-hdf5", "convert"): "as stream-hdf5",
-    ("records-hdf5-folder", "verify"): "the first file tells the format, and is then looked at as each other one",
     ("records-hdf5-folder", "convert"): "as stream-hdf5",
-    ("channels-hdf5-folder", "verify"): "as records-hdf5-folder",
     ("channels-hdf5-folder", "convert"): "as stream-hdf5; and the values of a field are opened by themselves",
-    ("olmo-folder", "verify"): "the first file tells the format, and is then looked at as each other one",
 }
 
 #: Of each use of a stream the opens of the table of documents beside it.

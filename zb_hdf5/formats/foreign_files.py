@@ -58,7 +58,11 @@ class ForeignFiles(FlatFormat):
             return not look.path.name.startswith(SHARD_PREFIX)
 
     def facts(self, look: Look) -> FlatFacts:
-        return FlatFacts.of(find_foreign_column(look.path, self.read_as))
+        return FlatFacts.of(self.take_known(look.path) or find_foreign_column(look.path, self.read_as))
+
+    def take_known(self, path: Path) -> Column | None:
+        """Return the dataset of a file by which its folder was recognised, once; None: this was another file."""
+        return self._known.pop(path, None)
 
     def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
         found = super().found(look, files, split)
@@ -78,7 +82,7 @@ class ForeignFiles(FlatFormat):
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = self._known.pop(files[0], None) or find_foreign_column(files[0], self.read_as)
+        first = self.take_known(files[0]) or find_foreign_column(files[0], self.read_as)
         read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:

@@ -50,6 +50,6 @@ class HDF5Files(Format):
             field="" if meta is None or meta.field is None else meta.field.name,
             read_as=self.read_as,
             identity=file.identity,
-            column=file.column,
+            column=file.column or self._in_folder.take_known(file.path),
             look=file.look,
         )

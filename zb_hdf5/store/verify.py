@@ -446,12 +446,18 @@ class _Check:
         report = ShardReport(str(path))
         counted = _Counted(self.progress, self.announce, file.num_tokens)
         with (
-            self.look if path == self.look.path else Look(path) as look,
+            self._look_at(number, path) as look,
             _recorded(report, is_lone=known.is_lone, is_named=known.is_named),
         ):
             known.compare(number, look, report, counted)
         counted.end()
         return report
+
+    def _look_at(self, number: int, path: Path) -> Look:
+        """Return the look at a file: that of the path goes on, and so does that of its first file, if there was one."""
+        if path == self.look.path:
+            return self.look
+        return self.look.of(path) if number == 0 else Look(path)
 
 
 @dataclass(frozen=True)
@@ -553,7 +559,7 @@ class _InPlace:
         facts = flat.facts(look)
         report.token_count = facts.num_tokens
         flat.num_documents(facts)  # which reads them, and refuses those that no reader reads
-        opened = FoundFile(path=facts.path, meta=CHUNKS_OF_FLAT_FILES, known=facts)
+        opened = FoundFile(path=facts.path, meta=CHUNKS_OF_FLAT_FILES, known=facts, look=look)
         if self.digests is None:
             flat.open(opened).close()  # which refuses what no reader reads
             report.missing = f"{flat.name} files hold no digests; {Remedy.DIGESTS.about(str(facts.path))}"

@@ -15,7 +15,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from processes import python
 
-from zb_hdf5 import ArgumentError, ConvertError, FormatError, Loader, StateError, TextLoader, UnavailableError
+from zb_hdf5 import (
+    ArgumentError,
+    ConvertError,
+    FormatError,
+    Loader,
+    StateError,
+    TextLoader,
+    UnavailableError,
+    open_corpus,
+)
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.text import tokenizers
@@ -139,6 +148,27 @@ def model_of(kind, **more):
             word = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##", "unk_token": "[UNK]"}
             return {"type": "WordPiece", "vocab": vocab, **word, **more}
     return {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]", **more}
+
+
+@pytest.mark.parametrize(
+    ("options", "stored"),
+    [([], [0, 1, 4]), (["--no-boundary"], [0, 1]), (["--boundary-token", "<s>"], [0, 1, 3])],
+)
+def test_no_token_is_put_in_front_of_a_text(tmp_path, options, stored):
+    """Not even by a tokenizer that puts a BOS there; the boundary token stands after each document."""
+    library = pytest.importorskip("tokenizers")
+    path = json_of(tmp_path, model_of("WordLevel"))
+    whole = library.Tokenizer.from_file(str(path))
+    whole.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    whole.add_special_tokens(["<s>", "<|endoftext|>"])
+    whole.post_processor = library.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    whole.save(str(path))
+    assert whole.encode("a b").ids == [3, 0, 1]
+    (tmp_path / "text.jsonl").write_text('{"text": "a b"}\n' * 3)
+    words = ["--to", "stream", "--tokenizer", path, *options]
+    succeed(zb, "convert", tmp_path / "text.jsonl", tmp_path / "stream", *words)
+    with open_corpus(tmp_path / "stream") as corpus:
+        assert [corpus.documents[number].ids.tolist() for number in range(3)] == [stored] * 3
 
 
 @pytest.mark.parametrize("model", [

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click import Option
+from docutils import nodes
+from sphinx.addnodes import index
 
 from zb_hdf5.option_groups import GroupedCommand
 from zb_hdf5.version import __version__
@@ -70,6 +72,8 @@ html_theme_options = {
     "footer_end": [],
 }
 
+#: A comment below a heading: words that people search for, and that this part of the page answers.
+SEARCHED = re.compile(r"<!-- search: (.+) -->")
 HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 
 
@@ -81,6 +85,16 @@ def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
         parts = navigation(text)
         text += "".join(HIDDEN.format(caption=name, pages="\n".join(pages)) for name, pages in parts.items())
     source[0] = fitted(text)
+
+
+def lead_searches(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the words of a comment into the index of the search, which leads to the part of the page that has it."""
+    for comment in list(doctree.findall(nodes.raw)):
+        if found := SEARCHED.match(comment.astext()):
+            section = comment.parent
+            anchor = "" if isinstance(section.parent, nodes.document) else section["ids"][0]  # of the page: its top
+            entries = [("single", words, anchor, "main", None) for words in found[1].split(", ")]
+            comment.replace_self(index(entries=entries))
 
 
 def show_options(app: Sphinx, context: Any, lines: list[str]) -> None:
@@ -107,4 +121,5 @@ def show_options(app: Sphinx, context: Any, lines: list[str]) -> None:
 def setup(app: Sphinx) -> None:
     for_agents.main()
     app.connect("source-read", prepare)
+    app.connect("doctree-read", lead_searches)
     app.connect("sphinx-click-process-options", show_options)

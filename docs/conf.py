@@ -44,6 +44,7 @@ html_extra_path = ["agents"]  # llms.txt at the root of the site, where agents l
 templates_path = ["_templates"]
 highlight_language = "bash"  # of blocks that name no language: lines to type, and what they print
 
+myst_enable_extensions = ["attrs_inline"]  # classes of pictures
 myst_heading_anchors = 4
 smartquotes = False  # they make one dash of the two of an option
 
@@ -63,6 +64,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_sidebars = {"**": ["pages.html"]}
 html_theme_options = {
+    "pygments_dark_style": "github-dark-colorblind",  # its comments are quieter than the code
     "logo": {"text": "zb_hdf5"},
     "github_url": "https://github.com/zb-hdf5/zb_hdf5",
     "navbar_center": [],  # the navigation is at the side: it has more pages than a line has room for
@@ -74,17 +76,20 @@ html_theme_options = {
 
 #: A comment below a heading: words that people search for, and that this part of the page answers.
 SEARCHED = re.compile(r"<!-- search: (.+) -->")
+#: A picture that has another one for dark pages beside it.
+PHOTOGRAPH = re.compile(r"^!\[(.+)\]\((.+)\.png\)$", re.MULTILINE)
+BOTH = r"![\1](\2.png){.only-light} ![\1](\2-dark.png){.only-dark}"
 HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 
 
 def prepare(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Fit code to the column, add the navigation to the index page, and lead links to files of the project there."""
+    """Fit code and pictures to the page, add the navigation to the index, and lead links to files of the project."""
     root = "../" * (docname.count("/") + 1)  # of the project, from the folder of the page
     text = re.sub(rf"\]\({re.escape(root)}([^)]+)\)", rf"]({BLOB}\1)", source[0])
     if docname == "index":
         parts = navigation(text)
         text += "".join(HIDDEN.format(caption=name, pages="\n".join(pages)) for name, pages in parts.items())
-    source[0] = fitted(text)
+    source[0] = fitted(PHOTOGRAPH.sub(BOTH, text))
 
 
 def lead_searches(app: Sphinx, doctree: nodes.document) -> None:

@@ -36,6 +36,10 @@ TERMINALS: Final = {
 #: Lines that differ from run to run.
 VARYING: Final = ("written ", "access ")
 CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
+#: The page is cut between two rows of its table.
+HEADLESS: Final = ("--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=840,597")
+#: Picture -> the colours that Chromium prefers, by its number.
+SCHEMES: Final = {"report.png": 1, "report-dark.png": 0}
 STYLE: Final = """<style>
 rect { fill: #f6f8fa; stroke: #d0d7de } text { fill: #1f2328; font: 13px ui-monospace, monospace; white-space: pre }
 .dim { fill: #57606a }
@@ -92,23 +96,25 @@ def terminals() -> dict[str, str]:
         return {f"{name}.svg": terminal(command, most) for name, (command, most) in TERMINALS.items()}
 
 
-def photograph(target: Path) -> None:
-    """Take the top of the page of `zb report`."""
+def photograph(folder: Path) -> None:
+    """Take the top of the page of `zb report`, for light and dark pages."""
     browser = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if browser is None:
         print("no report is photographed: there is no Chromium")
         return
     with corpus():
         run("report notes-h5 -o report.html")
-        options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=840,620", f"--screenshot={target}"]
-        subprocess.run([browser, *options, f"file://{os.getcwd()}/report.html"], check=True, stderr=subprocess.DEVNULL)
+        for name, scheme in SCHEMES.items():
+            options = [*HEADLESS, f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={folder / name}"]
+            page = f"file://{os.getcwd()}/report.html"
+            subprocess.run([browser, *options, page], check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     for name, text in terminals().items():
         (PICTURES / name).write_text(text, encoding="utf-8")
-    photograph(PICTURES / "report.png")
+    photograph(PICTURES)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """`zb verify` compares every fact of an index with the files: none that was edited by hand passes."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -195,3 +198,29 @@ def test_progress_has_the_fields_and_ends_at_the_total_behind_a_bad_shard_and_on
     seen.clear()
     assert {report.outcome for report in verify_store(store, **how)} > {"bad"}
     assert [sum(seen)] * 2 == totals
+
+
+#: Verifies a store, and again as another user, who may not read one shard; modules are read by the first user.
+AS_NOBODY = """
+import os, sys
+from zb_hdf5.commands.zb import zb
+store, shard = sys.argv[1:]
+zb(["verify", store, "--quiet"], standalone_mode=False)
+os.chmod(shard, 0)
+os.setegid(65534); os.seteuid(65534)
+zb(["verify", store])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("any_store", ["text", "batch"], indirect=True)
+def test_a_shard_that_may_not_be_read_is_not_called_damaged(any_store, tmp_path):
+    tmp_path.chmod(0o755)
+    shard = next(path for path in sorted(any_store.iterdir()) if path.suffix in (".h5", ".batch"))
+    command = [sys.executable, "-c", AS_NOBODY, any_store.name, shard]
+    ended = subprocess.run(command, cwd=any_store.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == errors.UnavailableError.exit_code
+    assert "this user may not read it" in ended.stderr
+    assert "zb repair" not in ended.stderr + ended.stdout
+    shard.chmod(0o644)
+    assert {report.outcome for report in verify_store(any_store)} == {"verified"}

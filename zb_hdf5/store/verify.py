@@ -195,7 +195,7 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
     """Keep an error as the problem of a file.
 
     A lone file of another program has no digests of ours; its dataset may be named, and be the wrong one. A machine
-    that lacks a codec or a server tells nothing about the file.
+    that lacks a codec, a server or the right to read tells nothing about the file.
     """
     try:
         yield
@@ -213,6 +213,10 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
             report.missing = str(error).removeprefix(f"{report.path}: ")
         else:
             report.problem = error
+    except PermissionError as error:
+        raise UnavailableError(
+            f"{report.path}: this user may not read it, so that nothing is known about it: ask for the right to it"
+        ) from error
     except FileNotFoundError:
         report.problem = IncompleteError(f"{report.path}: is not there; restore it, or repair the store without it")
     except OSError as error:
@@ -262,7 +266,8 @@ def verify_store(
     BackendError
         If digests are given for files that hold their own.
     UnavailableError
-        If this machine lacks something that a file needs, such as a codec: nothing is said about the files.
+        If this machine lacks something that a file needs, such as a codec, or this user may not read it: nothing is
+        known about the files.
     """
     require_read_as(read_as)
     with look_of(path) as look:

@@ -121,6 +121,8 @@ def _may_be_ours(look: Look) -> bool:
 
 def _name_of_rows(look: Look, read_as: ReadAs, ids_column: str | None, offsets: str | None) -> str:
     """Return the name of the format of another trainer whose documents a path has as rows; "": it has others."""
+    if offsets is not None and _has_foreign_hdf5(look):
+        return _RAGGED  # lengths of documents are taken where they are named
     name = source_name_of(look)
     if name == _RAGGED and read_as.dataset is not None and offsets is None:
         from zb_hdf5.trainers.ragged import names_documents  # with h5py

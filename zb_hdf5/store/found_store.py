@@ -63,7 +63,9 @@ def store_at(path: Path, backend: str = "auto") -> FoundStore | None:
     FormatError
         If its index is damaged.
     """
-    found = {name: ShardIndex.load(store) for name, store in stores_at(path).items() if find_index(store)}
+    # each look at a path is a request to the servers of a parallel file system: the index of a lone store was seen
+    indexed = {name: store for name, store in stores_at(path).items() if not name or find_index(store)}
+    found = {name: ShardIndex.load(store) for name, store in indexed.items()}
     if not found:
         return None
     chosen = "" if "" in found else _chosen(path, backend, found)

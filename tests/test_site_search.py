@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pages import ROOT, TEXT
@@ -91,7 +92,12 @@ EXCERPTS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Return the folder of the site, which is built of a copy of the pages: the build writes those of the API there."""
+    """Return the folder of the site: that of `ZB_SITE`, which `.ci/run` has built, or one that is built here.
+
+    It is built of a copy of the pages, since the build writes those of the API beside them.
+    """
+    if "ZB_SITE" in os.environ:
+        return Path(os.environ["ZB_SITE"])
     pytest.importorskip("sphinx")
     pytest.importorskip("pydata_sphinx_theme")
     folder = tmp_path_factory.mktemp("project")

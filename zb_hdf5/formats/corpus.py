@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 import threading
@@ -554,8 +553,8 @@ class Corpus:
 
     def _with(self, **changed: Any) -> Self:
         """Return a copy that has other attributes and shares the files: one of the two is closed, at the end."""
-        found = copy.copy(self)
-        found.__dict__.update(changed)
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__getstate__(), **changed)
         return found
 
     def with_documents(self, documents: RecordDocuments) -> Self:

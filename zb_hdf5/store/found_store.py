@@ -70,7 +70,7 @@ def store_at(path: Path, backend: str = "auto") -> FoundStore | None:
         return None
     chosen = "" if "" in found else _chosen(path, backend, found)
     index = found[chosen]
-    path = path / chosen
+    path = path / chosen if chosen else path
     if backend != "auto":
         _require_backend(path, backend, index)
     return FoundStore(path, index.backends[0], index.meta.layout, index=index)

@@ -54,7 +54,7 @@ made it, with its plots, from the JSON of one run; each other library has an env
 `ZB_BENCHMARKS_PYTHON` names:
 
 ```
-pip install '.[bench]'
+pip install 'zb_hdf5[bench]'
 python -m benchmarks report --out report/
 ```
 """

@@ -25,7 +25,6 @@ from contents import write_stream
 from pages import BLOCK, COMMANDS_RUN, ROOT, TEXT, names_a_file, ran, untagged_in, with_any_numbers
 from processes import killed
 
-import zb_hdf5
 from zb_hdf5 import Loader, MixedLoader, convert, open_writer
 
 #: Tokens of each of two files; a boundary token ends each thousand.
@@ -329,7 +328,6 @@ ALTERNATIVES = "convert_ids.md"
 #: How a line begins that nobody types -> how many there are, and why.
 NOT_TYPED = {
     "pip install": (9, "loads packages: a test below compares their names"),
-    "pip wheel": (1, "makes a wheel: .ci/wheel does, and tries it"),
     "sbatch": (9, "needs a Slurm: tests/cluster/ has one"),
     "SLURM_MPI_TYPE": (1, "needs a Slurm with MPI: tests/cluster/ has one"),
     "job=$(sbatch": (4, "needs a Slurm: tests/cluster/ has one"),
@@ -354,7 +352,7 @@ LOG, DRAWING = "1,000 batches, ", "tokens  "
 
 def is_typed(line):
     """Return whether a line of an untagged block is one that a reader types."""
-    return line.startswith(("zb ", "loader = ", "mkdir ")) and not line.startswith(tuple(NOT_TYPED))
+    return line.startswith(("zb ", "loader = ", "mkdir ", "from zb_hdf5 ")) and not line.startswith(tuple(NOT_TYPED))
 
 
 def parts_of(text, *, in_sentences):
@@ -381,6 +379,7 @@ def test_the_lines_of_a_page_run_as_they_stand(page, tmp_path, monkeypatch):
     case.files()
     printed = ""
     count = 0
+    names = {}
     for part in parts_of(TEXT[page], in_sentences=case.in_sentences):
         if isinstance(part, str):
             require_shown(part, printed)
@@ -391,23 +390,23 @@ def test_the_lines_of_a_page_run_as_they_stand(page, tmp_path, monkeypatch):
             case.before.get(command, lambda: None)()
             if page == ALTERNATIVES:
                 shutil.rmtree("train-h5", ignore_errors=True)
-            printed += typed(line)
+            printed += typed(line, names)
             assert case.prints.get(command, "") in printed, printed
         count += len(part)
     assert count > 0
 
 
-def typed(line):
-    """Type a line; return what it prints."""
+def typed(line, names):
+    """Type a line, whose Python finds `names` and adds to them; return what it prints."""
     if " I/16" in line:  # I from 0 to 15, says the page
         return ran(line.replace(" I/16", f" {number}/16") for number in range(16))
     if line.startswith("zb "):
         return ran([line])
     if line.startswith("mkdir "):
         os.mkdir(line.split()[1])
-    else:
-        names = {name: getattr(zb_hdf5, name) for name in ("Loader", "ReadAs")}
-        exec(line, names)
+        return ""
+    exec(line, names)
+    if line.startswith("loader = "):
         with contextlib.closing(names["loader"]) as loader:
             next(loader)
     return ""
@@ -464,7 +463,7 @@ def left_in(page, block):
     """Return the lines of a block that are not typed and not in the table."""
     if page in TYPED_ELSEWHERE or block.startswith((LOG, DRAWING, "def ")):
         return []
-    lines = block.splitlines()
+    lines = [line for line in block.splitlines() if line]
     commands = ("zb ", "export ") if page in COMMANDS_TYPED else ()
     left = [line for line in lines if not line.startswith((*commands, *NOT_TYPED))]
     if page not in PAGES:
@@ -483,3 +482,8 @@ def test_what_a_page_installs_is_an_extra_of_the_package():
     }
     assert len(named) > 5
     assert named <= project["optional-dependencies"].keys()
+
+
+def test_one_page_alone_installs_from_a_checkout_or_the_file_of_a_wheel():
+    found = [page for page, text in TEXT.items() if re.search(r"pip (?:install '?\./?|wheel)", text)]
+    assert found == ["start.md"]

@@ -338,9 +338,11 @@ def _lacks_required(path: Path, kind: Source, name: str) -> ArgumentError:
 
     with Look(path) as look:
         words = way_of_rows(look) if kind.taken_as is TakenAs.TEXTS else ""
-    maker = ", which 'zb tokenizer train' makes of text" if name == "tokenizer" else ""
+    lack = f"{kind.noun} need {name}"
+    if name == "tokenizer":
+        lack = f"{kind.noun} need tokenizer, which 'zb tokenizer train' makes of text"
     more = f"; {words}" if words else ""
-    return ArgumentError(f"{path}: {kind.noun} need {name}{maker}{more}", options=[name])
+    return ArgumentError(f"{path}: {lack}{more}", options=[name])
 
 
 def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> None:

@@ -6,7 +6,7 @@
 Each line of the data is one conversation, `{"messages": [{"role": "user", "content": "..."}, ...]}`. The tokenizer is a
 folder of Hugging Face whose chat template marks what the assistant says by `{% generation %}`. The folder `--out` gets
 `chats.h5`: the conversations as documents, each token with a field `loss_mask`. `zb show run/chats.h5 --document 0
---tokenizer hf:run/tokenizer/tokenizer.json` shows one. Needs `pip install '.[torch,text]' transformers jinja2`.
+--tokenizer hf:run/tokenizer/tokenizer.json` shows one. Needs `pip install 'zb_hdf5[torch,text]' transformers jinja2`.
 """
 
 from __future__ import annotations

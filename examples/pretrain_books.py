@@ -6,7 +6,7 @@
 `corpus/` holds Parquet, JSON lines or plain text. Each command is shown before it runs, as one would type it; what is
 there already is not made again. The folder `--out` gets `tok.json`, `store`, `checkpoint.pt`, `result.json` and
 `bpb.png`. The tokenizer learns from all files; the model never sees those that are held out. Needs
-`pip install '.[torch,text]' matplotlib`.
+`pip install 'zb_hdf5[torch,text]' matplotlib`.
 
 Bits per byte, unlike the loss per token, can be compared between tokenizers: the bits that the model needs for the
 tokens of the held-out text, over the bytes that they stand for. The boundary token costs bits and stands for no byte.

@@ -148,7 +148,7 @@ def test_torch_is_an_extra_that_every_guide_for_training_installs():
     for name, command in ((".ci/run", "'.[torch,"), ("Makefile", "'.[torch]'"), (".ci/wheel", '"$wheel[torch]"')):
         assert command in (ROOT / name).read_text(encoding="utf-8"), name
     first, *_ = re.findall(r"^```\n(.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert first.startswith("pip install '.[torch]'")
+    assert first.startswith("pip install 'zb_hdf5[torch]'")
 
 
 def pinned(name):

@@ -221,6 +221,7 @@ def test_a_change_between_two_runs(server, fetch, arrives):
 def test_a_server_without_ranges_is_named(server, fetch, tmp_path):
     server.faults[NAMES[0]] = [{"status": 200, "body": server.files[NAMES[0]]}] * 9
     assert "expected a server that answers ranged reads" in str(only_problem(fetch()))
+    assert files_in(tmp_path / "out") == {}  # nothing that a later run could go on with
 
 
 def test_the_time_of_the_last_change_is_a_version(server, fetch, arrives):

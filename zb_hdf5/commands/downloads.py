@@ -188,9 +188,10 @@ def _download(url: str, path: Path, sha256: str | None, advance: Received) -> No
     version = _version_of(path)
 
     def end() -> None:
-        if version.exists():
+        if version.exists() and file.partial_path.stat().st_size:
             file.keep()
-        else:
+        else:  # the server has sent nothing that a later run could go on with
+            version.unlink(missing_ok=True)
             file.discard()
 
     with on_failure(end):

@@ -23,7 +23,7 @@ from zb_hdf5.converters.batch_source import (
 from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.settings import Settings, Target
-from zb_hdf5.errors import ArgumentError, ConvertError, Remedy
+from zb_hdf5.errors import ArgumentError, ConvertError, Remedy, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
@@ -192,12 +192,17 @@ class ArraySource(BatchSource):
             raise ArgumentError(f"val_fraction: {target.format} files have no splits", options=["val_fraction"])
         if target is not None and target.live:
             raise ArgumentError("val_fraction: a live store has no splits", options=["val_fraction"])
-        train = (total - round(total * val_fraction)) // meta.batch_size
+        held_out = round(total * val_fraction)
+        train = (total - held_out) // meta.batch_size
         if not 0 < train < self.num_batches:
+            lacking = f"train needs at least {counted(meta.batch_size, 'record')}, and gets {total - held_out:,}"
+            if train:
+                needed = total - self.num_batches * meta.batch_size + 1
+                lacking = f"val needs at least {counted(needed, 'record')} for a batch, and gets {held_out:,}"
             raise ConvertError(
                 f"{self.paths[0]}: val_fraction {val_fraction} of {total:,} records in batches of {meta.batch_size} "
-                f"leaves {train:,} of {self.num_batches:,} batches to train on: pass another one, or a smaller "
-                "batch_size",
+                f"leaves {train:,} of {self.num_batches:,} batches to train on: {lacking}: pass another one, or a "
+                "smaller batch_size",
                 options=["val_fraction", "batch_size"],
             )
         self.description = {**self.description, "val_fraction": val_fraction}

@@ -84,8 +84,20 @@ def test_the_report_has_the_splits(folder, tmp_path):
 @pytest.mark.parametrize(
     ("target", "name", "options", "error", "message"),
     [
-        ("hdf5", "o", {"val_fraction": 0.01}, ConvertError, "leaves 25 of 25 batches to train on"),
-        ("hdf5", "o", {"val_fraction": 0.99}, ConvertError, "leaves 0 of 25 batches to train on"),
+        (
+            "hdf5",
+            "o",
+            {"val_fraction": 0.01},
+            ConvertError,
+            "leaves 25 of 25 batches to train on: val needs at least 4 records for a batch, and gets 1: pass another",
+        ),
+        (
+            "hdf5",
+            "o",
+            {"val_fraction": 0.99},
+            ConvertError,
+            "leaves 0 of 25 batches to train on: train needs at least 4 records, and gets 1: pass another",
+        ),
         ("hdf5", "o", {"val_fraction": 1.0}, ArgumentError, "must be at least 0 and below 1"),
         ("hdf5", "o.h5", {"val_fraction": 0.2}, ConvertError, "is one file; name a folder"),
         ("hdf5", "o", {"val_fraction": 0.2, "live": True}, ArgumentError, "a live store has no splits"),

@@ -47,6 +47,11 @@ class ShardRange(NamedTuple):
     job: int
     num_jobs: int
 
+    @property
+    def in_text(self) -> str:
+        """The share as it is typed."""
+        return f"{self.job}/{self.num_jobs}"
+
     def shards(self, num_shards: int) -> range:
         """Return the numbers of its shards: consecutive ones."""
         return range(self.job * num_shards // self.num_jobs, (self.job + 1) * num_shards // self.num_jobs)

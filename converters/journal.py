@@ -296,7 +296,7 @@ class Journal:
         except BaseException as error:
             with suppress(OSError):
                 self._remove_unfinished()
-            if self.finished:
+            if self.finished and getattr(error, "remedy", None) is not Remedy.RESTART:  # which `resume` meets again
                 error.add_note(
                     f"{len(self.finished):,} of {len(self._tasks):,} {self._head.unit} are finished, in "
                     f"{self._folder.partial_path}: {how_to_go_on(self._overwrite)}"
@@ -316,8 +316,10 @@ class Journal:
                     finished[number] = done
         if finished and not resume:
             refuse_interrupted(folder, self._head.unit)
-        if resume and (finished or self._part != WHOLE):  # else there is nothing to go on with
-            for path, record in records.items():
+        is_part = self._part != WHOLE
+        for path, record in records.items():
+            # the other parts are merged with this one; without them or `resume` there is nothing to go on with
+            if (resume and (finished or is_part)) or (is_part and path != self._path):
                 require_same(record.plan, self._head.plan, path)
         return finished
 
@@ -435,20 +437,30 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     expected = json.loads(json.dumps(plan))
     if found != expected:
         raise ConvertError(
-            f"{path.parent}: holds another conversion: {_difference(found, expected)}",
+            f"{path.parent}: holds another conversion: {difference(found, expected)}",
             remedy=Remedy.SAME_OR_RESTART,
         )
 
 
-def _difference(was: Any, here: Any, name: str = "plan") -> str:
-    """Return the first difference of two plans in words."""
-    if isinstance(was, dict) and isinstance(here, dict):
-        for key, value in here.items():
+def difference(was: Any, other: Any, place: str = "here", name: str = "plan") -> str:
+    """Return the first difference of two plans in words.
+
+    Parameters
+    ----------
+    was, other
+        The plans, or two values of one key in them.
+    place
+        The place of the other plan, in words.
+    name
+        The key.
+    """
+    if isinstance(was, dict) and isinstance(other, dict):
+        for key, value in other.items():
             if was.get(key) != value:
-                return _difference(was.get(key), value, key)
+                return difference(was.get(key), value, place, key)
     if name == "cuts":
-        return f"it has {len(was or ()):,} shards, cut otherwise than the {len(here):,} here"
-    return f"its {name} is {_short(was)}, here it is {_short(here)}"
+        return f"it has {len(was or ()):,} shards, cut otherwise than the {len(other):,} {place}"
+    return f"its {name} is {_short(was)}, {place} it is {_short(other)}"
 
 
 def how_to_go_on(overwrite: bool) -> str:

@@ -13,7 +13,7 @@ from zb_hdf5.converters.batch_plan import PLAN_VERSION
 from zb_hdf5.converters.batch_target import BatchFiles
 from zb_hdf5.converters.carried_sets import bind_sets
 from zb_hdf5.converters.conversion import STREAM, ShardRange
-from zb_hdf5.converters.journal import Finished, Record, journal_paths, read_journal, read_journals, require_same
+from zb_hdf5.converters.journal import Finished, Record, difference, journal_paths, read_journal
 from zb_hdf5.converters.plan import TargetFiles
 from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, StreamFiles
 from zb_hdf5.converters.trainer_target import TrainerFiles
@@ -133,13 +133,19 @@ def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], list[Finished]]:
     unit
         The word for the shards in the journals.
     """
-    records = read_journals(folder, unit)
-    first = next(iter(records.values()), None)
-    if first is None:
+    records = {part: read_journal(path, unit) for part, path in journal_paths(folder).items()}
+    if not records:
         raise ConvertError(f"{folder}: another process has merged it")
+    of_first, first = next(iter(records.items()))
     finished: dict[int, Finished] = {}
-    for path, record in records.items():
-        require_same(record.plan, first.plan, path)
+    for part, record in records.items():
+        if record.plan != first.plan:
+            raise ConvertError(
+                f"{folder}: part {part.in_text} holds another conversion than part {of_first.in_text}: "
+                f"{difference(record.plan, first.plan, 'there')}",
+                remedy=Remedy.OTHER_PART,
+                at=part.in_text,
+            )
         finished.update(record.finished)
     num_shards = first.total
     missing = [k for k in range(num_shards) if k not in finished or not (folder / finished[k].entry.path).exists()]

@@ -67,6 +67,7 @@ TYPED: Final = {
     Remedy.PARTS_FIRST: "run 'zb convert ... --shard-range I/N' first",
     Remedy.MISSING_PARTS: "run the same 'zb convert ... --resume' with --shard-range I/N for each (in a Slurm array: "
     "sbatch --array={at}), then merge",
+    Remedy.OTHER_PART: "run 'zb convert ... --shard-range {at} --force' with the arguments of the others, then merge",
     Remedy.DROP_REMAINDER: "pass --remainder drop",
     Remedy.MPI_WORLD: "use srun --mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun "
     "--mpi=list')",

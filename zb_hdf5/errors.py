@@ -38,6 +38,7 @@ class Remedy(StrEnum):
     RESUME_WHOLE = "run it again with resume=True"
     PARTS_FIRST = "convert with shard_range=(i, n) first"
     MISSING_PARTS = "convert with resume=True and shard_range=(i, n) for each of these parts, then merge"
+    OTHER_PART = "convert part {at} again with force=True and the arguments of the others, then merge"
     DROP_REMAINDER = "pass remainder='drop'"
     MPI_WORLD = "start the ranks with the process manager that this MPI library was built for"
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
@@ -123,7 +124,7 @@ class ZbError(Exception):
     at
         The object of the remedy: a path; for `LEAVE_OUT` how much is left out, for `OTHER_KIND` the kind, for
         `RECORD_LENGTH` the tokens, for `DATASET` and `TEXT_COLUMN` the names that there are, for `IDS` the column, for
-        `MISSING_PARTS` the numbers of the parts, for `BOUND` a size.
+        `MISSING_PARTS` the numbers of the parts, for `OTHER_PART` the part, for `BOUND` a size.
     options
         The names of arguments in the message; the command line has a flag for each.
     """

@@ -485,7 +485,8 @@ def test_info_of_an_interrupted_conversion(places, tmp_path):
     found = info(partial)
     assert (found["kind"], found["finished"], found["total"]) == ("unfinished conversion", 1, 3)
     assert found["at_work"] is False
-    assert "1 of 3 shards are finished; go on with the same command and --resume" in said(0, "info", partial)
+    next_step = f"go on with the same command and --resume for each part, then with 'zb index merge {tmp_path / 'out'}'"
+    assert f"1 of 3 shards are finished; {next_step}" in said(0, "info", partial)
     assert "its conversion is not finished" in said(4, "verify", partial)
     assert f"zb info {partial}" in run(zb, "info", tmp_path / "out").stderr
     with PartialDirectory(tmp_path / "out"):  # as a conversion holds it

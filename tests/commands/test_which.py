@@ -145,10 +145,10 @@ def test_info_counts_the_records_that_fill_no_step(tmp_path, store):
     found = report_of(zb, "info", tmp_path / "s.npy", *shape, "--world-size", 2)["epoch"]
     counts = {"records": 300, "steps": 2, "left_out": 44}
     assert found == {"batch_size": 64, "seq_len": 4, "world_size": 2} | counts
-    text = "300 records: 4 steps of 64 x 4 on 1 rank, and 44 that drop_last=True leaves out (last= reads them)"
+    text = '300 records: 4 steps of 64 x 4 on 1 rank, and 44 that last="drop" leaves out (another last= reads them)'
     assert text in succeed(zb, "info", tmp_path / "s.npy", *shape).stdout
     assert "120 records: 24 steps of 5 x 16 on 1 rank\n" in succeed(zb, "info", store, "--batch-size", 5).stdout
-    text = "120 records: 4 steps of 4 x 16 on 7 ranks, and 8 that drop_last=True leaves out"
+    text = '120 records: 4 steps of 4 x 16 on 7 ranks, and 8 that last="drop" leaves out'
     assert text in succeed(zb, "info", store, "--world-size", 7).stdout
     assert "is a token stream: pass seq_len" in run_zb("info", tmp_path / "s.npy", "--batch-size", 64).stderr
     assert "must divide the stored 16" in run_zb("info", store, "--seq-len", 5).stderr

@@ -222,18 +222,27 @@ def test_jobs_with_other_options_are_refused(other, corpus, tmp_path):
     is_refused(
         ConvertError,
         lambda: convert(corpus, "stream", tmp_path / "out", **TEXT, **options | other, shard_range=(1, 2), resume=True),
+        lambda: convert(corpus, "stream", tmp_path / "out", **TEXT, **options | other, shard_range=(1, 2)),
         match="holds another conversion",
     )
-    convert(corpus, "stream", tmp_path / "out", **TEXT, **options | other, shard_range=(1, 2))
-    is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match="holds another conversion")
+    convert(corpus, "stream", tmp_path / "out", **TEXT, **options | other, shard_range=(1, 2), force=True)
+    is_refused(
+        ConvertError,
+        lambda: merge_parts(tmp_path / "out"),
+        match="part 1/2 holds another conversion than part 0/2: its .*, there it is .*; convert part 1/2 again with",
+    )
     assert not (tmp_path / "out").exists()
+    convert(corpus, "stream", tmp_path / "out", **TEXT, **options, shard_range=(1, 2), force=True)
+    assert len(merge_parts(tmp_path / "out").shards) == 3
 
 
 def test_a_changed_source_is_refused_by_the_merge(corpus, tmp_path):
     convert(corpus, "stream", tmp_path / "out", **TEXT, shard_range=(0, 2))
     (corpus / "b.jsonl").write_bytes(lines("b") * 2)
-    convert(corpus, "stream", tmp_path / "out", **TEXT, shard_range=(1, 2))
-    is_refused(ConvertError, lambda: merge_parts(tmp_path / "out"), match=r"its .*b\.jsonl is \[\d+, \d+\], here it is")
+    convert(corpus, "stream", tmp_path / "out", **TEXT, shard_range=(1, 2), force=True)
+    is_refused(
+        ConvertError, lambda: merge_parts(tmp_path / "out"), match=r"its .*b\.jsonl is \[\d+, \d+\], there it is"
+    )
 
 
 def test_ids_that_two_parts_share_are_found_by_the_merge(corpus, tmp_path):

@@ -295,7 +295,7 @@ def epoch_text(epoch: dict[str, int]) -> str:
     text = f"{counted(epoch['records'], 'record')}: {counted(epoch['steps'], 'step')} of {each}"
     if not epoch["left_out"]:
         return text
-    return f"{text}, and {epoch['left_out']:,} that drop_last=True leaves out (last= reads them)"
+    return f'{text}, and {epoch["left_out"]:,} that last="drop" leaves out (another last= reads them)'
 
 
 def describe_layout(extents: Extents | None, batch_bytes: int) -> dict[str, Any] | None:
@@ -633,10 +633,14 @@ def interrupted(folder: Path) -> Output | None:
     unit = records[0].unit
     total = records[0].total
     finished = len(set().union(*(record.finished for record in records)))
-    is_whole_array = finished == total and any(part != WHOLE for part in journals)
-    next_step = "wait" if at_work else "go on with the same command and --resume"
-    if is_whole_array and not at_work:
-        next_step = f"publish them with 'zb index merge {one_word(str(folder.with_suffix('')))}'"
+    is_array = any(part != WHOLE for part in journals)
+    merge = f"'zb index merge {one_word(str(folder.with_suffix('')))}'"
+    next_step = "go on with the same command and --resume"
+    if at_work:
+        next_step = "wait"
+    elif is_array:
+        is_whole = finished == total
+        next_step = f"publish them with {merge}" if is_whole else f"{next_step} for each part, then with {merge}"
     report = {
         "path": str(folder),
         "kind": "unfinished conversion",

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, UnavailableError
+from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, Remedy, UnavailableError
 from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, open_file, regular
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
@@ -461,10 +461,12 @@ def require_present(path: Path) -> None:
     folder = path.parent if path.name == INDEX_NAME else path  # an index may be lost
     if isinstance(path, RemotePath) or folder.exists():
         return
-    if path.name and partial_path(path).exists():
+    if path.name and (partial := partial_path(path)).exists():
         raise NotFoundError(
             f"{path} is not finished: {path.name}{PARTIAL_SUFFIX} in its folder is being written, or its writer died"
-            f"{old_one_aside(path)}"
+            f"{old_one_aside(path)}",
+            remedy=Remedy.RESUME if partial.is_dir() else Remedy.REPAIR,
+            at=partial,
         )
     where = ("" if path.is_absolute() else f" in {Path.cwd()}") + named_alike(path) + old_one_aside(path)
     shown = without_secrets(str(path))  # a URL that became a path has lost a slash

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5 import ArgumentError, ConvertError, StoreMeta
@@ -16,6 +17,7 @@ from zb_hdf5.converters.journal import file_states, meta_to_json
 from zb_hdf5.converters.plan import BatchRange, Plan, Task, names_of_shards
 from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.errors import Remedy
+from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import DEFAULT_SPLIT, ORIGIN_ATTRIBUTES
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
@@ -170,12 +172,7 @@ def _fitted(source: BatchSource, settings: Settings) -> BatchSource:
     other = copy(source)
     fields = source.meta.fields
     if row.tokens_only:
-        lost = _left_behind(source, keeps_fields=False, keeps_documents=False)
-        if lost and not settings.target.tokens_only:
-            raise ConvertError(
-                f"{source.paths[0]}: {row.name} files hold tokens and nothing else: the conversion {lost}",
-                remedy=Remedy.TOKENS_ONLY,
-            )
+        require_place(source.paths[0], _left_behind(source, keeps_fields=False, keeps_documents=False), settings.target)
         fields = ()
         other.has_pieces = False
         other.document_files = ()
@@ -184,16 +181,48 @@ def _fitted(source: BatchSource, settings: Settings) -> BatchSource:
     return other
 
 
+def require_place(path: Path, lost: str, target: Target) -> None:
+    """Raise `ConvertError` if something would be lost in files of tokens only, and the conversion does not allow it.
+
+    Parameters
+    ----------
+    path
+        The source.
+    lost
+        The words for all that it has besides, or "".
+    """
+    if lost and not target.tokens_only:
+        raise ConvertError(
+            f"{path}: {target.format} files hold tokens and nothing else: the conversion {lost}",
+            remedy=Remedy.TOKENS_ONLY,
+        )
+
+
+def require_place_of_rows(source: DocumentSource, target: Target) -> None:
+    """Raise as `require_place` if the target cannot hold all that the rows of some documents have."""
+    if FORMATS[target.format].tokens_only:
+        names = [field.name for field in source.fields]
+        require_place(source.paths[0], _in_words(names, has_pieces=True, has_documents=True), target)
+
+
 def _left_behind(source: BatchSource, *, keeps_fields: bool, keeps_documents: bool) -> str:
     """Return the words for all that a source has and a target cannot hold, or ""."""
+    return _in_words(
+        [] if keeps_fields else [field.name for field in source.meta.fields],
+        has_pieces=source.has_pieces and not keeps_documents,
+        has_documents=bool(source.document_files) and not keeps_documents,
+    )
+
+
+def _in_words(names: Sequence[str], *, has_pieces: bool, has_documents: bool) -> str:
+    """Return the words for fields and documents that are left behind, or ""."""
     lost = []
-    names = [field.name for field in source.meta.fields]
-    if names and not keeps_fields:
+    if names:
         noun = "field" if len(names) == 1 else "fields"
         lost.append(f"the {noun} {', '.join(names)}")
-    if source.has_pieces and not keeps_documents:
+    if has_pieces:
         lost.append("the places of documents in the records")
-    if source.document_files and not keeps_documents:
+    if has_documents:
         lost.append("the document table")
     return f"leaves behind {' and '.join(lost)}" if lost else ""
 

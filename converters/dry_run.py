@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from zb_hdf5 import StoreMeta
-from zb_hdf5.converters.batch_plan import number_of_shards
+from zb_hdf5.converters.batch_plan import number_of_shards, require_place_of_rows
 from zb_hdf5.converters.batch_source import BatchSource
 from zb_hdf5.converters.disk_room import free_room, kept_of, lack_of_room
 from zb_hdf5.converters.document_plan import FILES_OF_SHARD, FILES_OF_STREAMS
@@ -113,6 +113,7 @@ def _rows(source: DocumentSource, num_bytes: int, settings: Settings) -> dict[st
     """Return the facts of the store of rows that documents become."""
     target = settings.target
     options = settings.layout.of_records(source.record_tokens, source.paths[0])
+    require_place_of_rows(source, target)
     require_pad_id_of(source, options)
     meta = StoreMeta(options.batch_rows, options.row_tokens, source.dtype)
     count = number_of_shards(max(1, num_bytes // meta.batch_bytes), meta, target)

@@ -290,7 +290,7 @@ def _is_one_file(conversion: Conversion, path: Path, holds_out: bool) -> bool:
     if conversion.target in document_targets():
         suffix = format_named(conversion.target).suffixes[0]
     elif conversion.is_stream:
-        _require_own_name(conversion, path, "", OTHER_SUFFIXES)
+        _require_own_name(conversion, path, "", others | OTHER_SUFFIXES)
         return False
     else:
         suffix = FORMATS[conversion.target].suffix
@@ -313,7 +313,9 @@ def _require_own_name(conversion: Conversion, path: Path, suffix: str, refused: 
         The endings of other formats.
     """
     if path.suffix in refused:
-        expected = f"a folder or a name that ends in {suffix}" if suffix else "the name of a folder"
+        expected = "the name of a folder, for the files of the stream and its documents"
+        if suffix:
+            expected = f"a folder or a name that ends in {suffix}"
         has_paths = isinstance(conversion.source, str | os.PathLike | Sequence)  # an open source cannot be typed
         line = f": {_line_for_name(conversion, path, refused)}" if has_paths else ""
         raise ConvertError(f"{path}: expected {expected}{line}")

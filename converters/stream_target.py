@@ -19,6 +19,7 @@ from zb_hdf5.converters.plan import COMMIT_BYTES, TargetFiles, Task
 from zb_hdf5.converters.routes import ShardDocuments
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
 from zb_hdf5.documents.metadata import JSON, DocumentRows, row_of_source
+from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.batch_writer import ShardInfo
 from zb_hdf5.formats.document_source import DocumentSource, TokenizedDocuments
 from zb_hdf5.signals import deliver_signals
@@ -160,8 +161,25 @@ def require_unique_ids(folder: Path, tables: Sequence[DocumentPart]) -> None:
         for k in np.flatnonzero(np.diff(found[order]) == 0).tolist():
             one, other = (table.document(int(number)) for number in order[k : k + 2])
             if one.id == other.id:
-                raise ConvertError(
-                    f"{row_of_source(other.source, other.row)}: the id {other.id!r} was there before, in "
-                    f"{row_of_source(one.source, one.row)}: name a column whose values differ, or leave out id_column",
-                    options=["id_column"],
-                )
+                where = row_of_source(other.source, other.row), row_of_source(one.source, one.row)
+                raise repeated_id(str(one.id), *where, remedy=Remedy.RESTART)
+
+
+def repeated_id(text: str, where: str, before: str, remedy: Remedy | None = None) -> ConvertError:
+    """Return the error of two documents that have one id.
+
+    Parameters
+    ----------
+    text
+        The id.
+    where, before
+        The rows of the second and of the first document.
+    remedy
+        The cure for what was written by then.
+    """
+    return ConvertError(
+        f"{where}: the id {text!r} was there before, in {before}: name a column whose values differ, or leave out "
+        "id_column",
+        remedy=remedy,
+        options=["id_column"],
+    )

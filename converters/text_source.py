@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +17,13 @@ from zb_hdf5 import ArgumentError, FormatError
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
+from zb_hdf5.converters.stream_target import repeated_id
+from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.spec import dtype_of_ids, stored_dtype
-from zb_hdf5.text.document_file import DocumentFile
+from zb_hdf5.text.document_file import Block, DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped, Reason
-from zb_hdf5.text.text_corpus import open_documents, unknown_columns
+from zb_hdf5.text.text_corpus import open_documents
 from zb_hdf5.text.tokenizers import TokenIds, Tokenizer, load_tokenizer, with_boundaries
 
 
@@ -188,11 +190,24 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     files = open_documents(
         paths, kind, options.text_column, options.id_column, options.metadata_columns, options.max_line
     )
-    for name in unknown_columns(files):
-        warnings.warn(f"{files[0].path}: no key {name!r} in its first lines", stacklevel=2)
+    _require_different_ids(files[0])
     source = TextSource(files, kind, _recipe(options), options.max_dropped, settings.target.dtype)
     source.splits = told_splits(source, settings)
     return source
+
+
+def _require_different_ids(file: DocumentFile) -> None:
+    """Raise `ConvertError` if two of the first documents have one id: now, and not when all are tokenized."""
+    if not file.id_column or not file.num_row_groups:
+        return
+    rows: dict[bytes, int] = {}
+    with closing(file.row_group(0)) as blocks:
+        first = next(blocks, Block())
+    for row, id in zip(first.rows, first.ids, strict=True):
+        if id in rows:
+            where = row_of_source(file.path, row), row_of_source(file.path, rows[id])
+            raise repeated_id(id.decode("utf-8", "replace"), *where)
+        rows[id] = row
 
 
 def _recipe(options: InputOptions) -> Recipe:

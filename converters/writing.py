@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from zb_hdf5 import ConvertError, ShardIndex, StoreMeta
-from zb_hdf5.converters.batch_plan import plan_of_batches
+from zb_hdf5.converters.batch_plan import plan_of_batches, require_place_of_rows
 from zb_hdf5.converters.batch_source import BatchSource, TokenCounts, read_groups, require_pad_id
 from zb_hdf5.converters.batch_target import SHARDS
 from zb_hdf5.converters.carried_sets import bind_sets
@@ -358,7 +358,8 @@ def _write_rows(plan: Plan, source: DocumentSource, settings: Settings, workers:
     destination = settings.target.path
     work = settings.work
     options = settings.layout.of_records(source.record_tokens, source.paths[0])
-    require_pad_id_of(source, options)  # now, and not after hours of tokenizing
+    require_place_of_rows(source, settings.target)  # now, and not after hours of tokenizing
+    require_pad_id_of(source, options)
     if not work.force:
         refuse_existing(destination)
         if not work.resume:

@@ -299,12 +299,58 @@ def test_the_report_says_what_is_padding_and_names_dropped_lines_and_no_row_is_d
     assert said in " ".join(told.output.split())
     path = tmp_path / "b.jsonl"
     path.write_text('{"text": "' + "x" * 100 + '", "author": "A"}\nbad\n{"text": ""}\n' + '{"text": "y"}\n' * 2)
-    options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "nope,author")
+    options = ("--tokenizer", "byte", "--batch-size", 1, "--seq-len", 8, "--metadata-columns", "author")
     result = run_convert("jsonl-to-hdf5", path, tmp_path / "lines", *options)
     assert result.exit_code == 0
     assert "dropped    1 bad JSON, 1 empty\n" in result.stdout
-    assert result.stderr == f"note: {path}: no key 'nope' in its first lines\n"
     assert f"           line 2 of {path}: bad JSON\n" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_metadata_that_no_document_has_are_refused(kind, tmp_path):
+    rows = [{"text": "a text", "author": "A"}] * 2000
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pytest.importorskip("pyarrow.parquet").write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "last", "late": 1}]))
+    how = (path, tmp_path / "out", "--to", "stream", "--tokenizer", "byte", "--metadata-columns")
+    error = one_error(run_convert(*how, "author,nope"), 1)
+    assert f"{path}: no {'key' if kind == 'jsonl' else 'column'} 'nope' for its documents; " in error
+    assert error.endswith("are: text, author")
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    if kind == "jsonl":  # a key that few lines have, and not one of the first, is no mistake
+        succeed(convert, *how, "author,late")
+
+
+@pytest.mark.parametrize("count", [2, 3000])
+def test_ids_that_come_twice_are_refused_and_no_cure_is_named_that_fails(count, tmp_path):
+    """Among the first documents before any is tokenized, else when all are; `--force` with another column goes on."""
+    ids = [*range(count), count - 2]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": f"text {k}", "id": id, "k": k}) + "\n" for k, id in enumerate(ids)))
+    how = ["jsonl-to-hdf5", path, tmp_path / "out", "--tokenizer", "byte", "--seq-len", 8, "--batch-size", 1]
+    error = one_error(run_convert(*how, "--id-column", "id"), 1)
+    expected = f"line {count + 1:,} of {path}: the id '{count - 2}' was there before, in line {count - 1:,} of {path}: "
+    assert expected in error
+    assert "or leave out --id-column" in error
+    assert "--resume" not in error
+    is_tokenized = count > 2000
+    assert ("start over with --force" in error) == is_tokenized
+    assert [file.name for file in tmp_path.iterdir() if file != path] == ["out.tokens.partial"] * is_tokenized
+    succeed(convert, *how, "--id-column", "k", *(["--force"] if is_tokenized else []))
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_text_for_files_of_tokens_only_is_refused_before_it_is_tokenized(dry_run, tmp_path):
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "x" * 7}) + "\n") * 30)
+    how = [tmp_path / "a.jsonl", tmp_path / "out.npy", "--tokenizer", "byte", "--seq-len", 8, "--batch-size", 1]
+    error = one_error(run_convert(*how, *dry_run), 1)
+    assert "npy files hold tokens and nothing else: the conversion leaves behind the places of documents" in error
+    assert "pass --tokens-only to leave them behind" in error
+    assert "--resume" not in error
+    assert [file.name for file in tmp_path.iterdir()] == ["a.jsonl"]
+    succeed(convert, *how, *dry_run, "--tokens-only")
 
 
 def test_the_report_names_one_row_of_padding_as_one(tmp_path):
@@ -452,6 +498,8 @@ def test_errors_come_before_the_work(tmp_path, files, name, options, message):
       for options in (SMALL, STREAM)),
     ("out.npy", SMALL, r"out\.npy: expected a folder or a name that ends in \.h5"),
     ("out.h5", SMALL | {"shard_size": 64}, r"out\.h5: is one file; name a folder"),
+    *((f"out{suffix}", STREAM, rf"out{suffix}: expected the name of a folder, for the files of the stream")
+      for suffix in (".h5", ".hdf5", ".batch", ".npy", ".bin")),
     ("no/out", SMALL, "no such folder"),
 ])  # fmt: skip
 def test_a_bad_destination_is_refused_before_the_work(tmp_path, monkeypatch, name, options, message):

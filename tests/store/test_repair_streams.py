@@ -213,6 +213,9 @@ def test_the_whole_documents_of_a_killed_writer_are_published(documents, tmp_pat
     assert (report.state, report.output, report.dropped) == ("repaired", str(path), [])
     assert committed >= written * 100 // 512 * 512
     assert (report.kept, report.dropped_tokens) == divmod(committed, 100)
+    if report.dropped_tokens:
+        told = f", dropped none but an unfinished one: {report.dropped_tokens} tokens of {committed:,}"
+        assert report.line().endswith(told)
     require_good(path)
     assert content(path) == expected_of(range(report.kept))
     assert partial.read_bytes() == before

@@ -86,6 +86,8 @@ class RepairReport:
             more = ", ..." if len(self.dropped) > DROPPED_SHOWN else ""
             dropped = f"dropped {len(self.dropped):,} ({shown}{more})"
         if self.dropped_tokens:
+            if not self.dropped:
+                dropped += " but an unfinished one"
             dropped += f": {counted(self.dropped_tokens, 'token')} of {self.kept_tokens + self.dropped_tokens:,}"
         return f"{self.reason}: {verb} {kept} in {self.output}, {dropped}"
 

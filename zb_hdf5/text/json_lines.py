@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -61,15 +61,23 @@ class JsonLinesFile(DocumentFile):
                     if isinstance(found, dict):
                         yield found
 
-    def has_text(self, max_bytes: int) -> bool | None:
-        """Return whether one of the first lines `may_have_text`; None: they do not, and more lines follow."""
+    def has_one(self, is_wanted: Callable[[Mapping[str, Any]], bool], max_bytes: int) -> bool | None:
+        """Return whether one of the first lines has an object that is wanted; None: it has none, and more lines follow.
+
+        Parameters
+        ----------
+        is_wanted
+            Returns it for the object of a line.
+        max_bytes
+            The end of these lines.
+        """
         with unpacked(self.path) as file:
             for line in lines_of(file, self.path, self.max_line):
                 if file.tell() > max_bytes:
                     return None
                 with suppress(ValueError, RecursionError):  # no JSON
                     found = parsed_json(without_mark(line))
-                    if isinstance(found, dict) and self.may_have_text(found):
+                    if isinstance(found, dict) and is_wanted(found):
                         return True
         return False
 

@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from zb_hdf5.errors import ConvertError, Remedy, parse_size
+from zb_hdf5.errors import ConvertError, Remedy, counted, parse_size
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.json_lines import JsonLinesFile
-from zb_hdf5.text.lacking_text import without_text_key
+from zb_hdf5.text.lacking_text import KEYS_SHOWN, without_text_key
 from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.plain_text import PlainTextFile
 
@@ -51,7 +51,8 @@ def open_documents(
     Raises
     ------
     ConvertError
-        If a path has no such files, a file is named twice, or lacks a column.
+        If a path has no such files, a file is named twice, or lacks a column, or no line of JSON has a key of the
+        metadata.
     """
     from zb_hdf5.files.listing import require_named_once  # numpy, which help does not need
 
@@ -64,6 +65,7 @@ def open_documents(
         opener = next(each for each in kinds if kind or file.name.lower().endswith(each.suffixes))
         opened.append(opener(file, column, id_column, metadata_columns, most))
     _require_text_key(opened)
+    _require_metadata_keys(opened)
     return opened
 
 
@@ -110,17 +112,28 @@ def _require_text_key(files: Sequence[DocumentFile]) -> None:
     if not keys:
         return
     share = SAMPLE_BYTES // len(lines)
-    has_text = {file.has_text(share) for file in lines}
+    has_text = {file.has_one(file.may_have_text, share) for file in lines}
     if True not in has_text:
         raise without_text_key(lines, keys, is_all=None not in has_text)
 
 
-def unknown_columns(files: Sequence[DocumentFile]) -> list[str]:
-    """Return the metadata columns that the first lines of all files of JSON lines lack."""
-    columns = set[str]()
-    keys = set[str]()
-    for jsonl in (file for file in files if isinstance(file, JsonLinesFile) and file.metadata_columns):
-        columns |= {*jsonl.metadata_columns}
-        for found in jsonl.first_objects():
-            keys |= found.keys()
-    return sorted(columns - keys) if keys else []
+def _require_metadata_keys(files: Sequence[DocumentFile]) -> None:
+    """Raise `ConvertError` if no line of files of JSON lines has a key of the metadata; it names the others.
+
+    As many lines are looked at as for the key of the text.
+    """
+    lines = [file for file in files if isinstance(file, JsonLinesFile)]
+    if not files or len(lines) < len(files):
+        return
+    missing = dict.fromkeys(lines[0].metadata_columns)
+    keys: dict[str, None] = {}
+    for found in chain.from_iterable(file.first_objects() for file in lines if missing):
+        keys |= dict.fromkeys(found)
+    share = SAMPLE_BYTES // len(lines)
+    for name in missing.keys() - keys if keys else ():
+        if not any(file.has_one(lambda found, name=name: name in found, share) for file in lines):
+            named = ", ".join([*keys][:KEYS_SHOWN])
+            raise ConvertError(
+                f"{files[0].path}: no key {name!r} for its documents; the keys in {counted(len(files), 'file')} are: "
+                f"{named}"
+            )

@@ -30,6 +30,7 @@ def lack_of_room(folder: Path, free: dict[str, Any], needed_bytes: int, num_inod
     of_sets
         The bytes of the field sets among them.
     """
+    folder = folder.resolve()
     if needed_bytes > free["bytes"]:
         needed = format_bytes(needed_bytes)
         if of_sets:

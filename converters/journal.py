@@ -297,9 +297,10 @@ class Journal:
             with suppress(OSError):
                 self._remove_unfinished()
             if self.finished and getattr(error, "remedy", None) is not Remedy.RESTART:  # which `resume` meets again
+                share = f"{len(self.finished):,} of {len(self._tasks):,}" if self.missing else "all"
                 error.add_note(
-                    f"{len(self.finished):,} of {len(self._tasks):,} {self._head.unit} are finished, in "
-                    f"{self._folder.partial_path}: {how_to_go_on(self._overwrite)}"
+                    f"{share} {self._head.unit} are finished, in {self._folder.partial_path}: "
+                    f"{how_to_go_on(self._overwrite)}"
                 )
             raise
 
@@ -437,12 +438,12 @@ def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> Non
     expected = json.loads(json.dumps(plan))
     if found != expected:
         raise ConvertError(
-            f"{path.parent}: holds another conversion: {difference(found, expected)}",
+            f"{path.parent}: holds another conversion: {difference_of_plans(found, expected)}",
             remedy=Remedy.SAME_OR_RESTART,
         )
 
 
-def difference(was: Any, other: Any, place: str = "here", name: str = "plan") -> str:
+def difference_of_plans(was: Any, other: Any, place: str = "here", name: str = "plan") -> str:
     """Return the first difference of two plans in words.
 
     Parameters
@@ -457,7 +458,7 @@ def difference(was: Any, other: Any, place: str = "here", name: str = "plan") ->
     if isinstance(was, dict) and isinstance(other, dict):
         for key, value in other.items():
             if was.get(key) != value:
-                return difference(was.get(key), value, place, key)
+                return difference_of_plans(was.get(key), value, place, key)
     if name == "cuts":
         return f"it has {len(was or ()):,} shards, cut otherwise than the {len(other):,} {place}"
     return f"its {name} is {_short(was)}, {place} it is {_short(other)}"

@@ -35,6 +35,13 @@ def options_like(conversion: Conversion, like: Path, known: Mapping[str, Taking]
         raise ArgumentError(f"like={str(like)!r} is for batches, found a target of streams", options=["like"])
     found, num_splits = likeness_of(like)
     dtype = found["dtype"]
+    row = FORMATS[conversion.target]
+    if "dtype" in known and conversion.dtype is None and dtype == "uint8" and not row.holds_uint8:
+        raise ArgumentError(
+            f"like: {like} has ids of one byte, and {row.name} files have none: to have the same tokens, "
+            "make both with dtype='uint16'",
+            options=["like", "dtype"],
+        )
     is_one_file = conversion.destination.suffix == FORMATS[conversion.target].suffix
     # each split of a store keeps as many shards as it has; documents are dealt out anew
     has_own_shards = num_splits > 1 and "packing" not in known

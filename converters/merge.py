@@ -13,7 +13,7 @@ from zb_hdf5.converters.batch_plan import PLAN_VERSION
 from zb_hdf5.converters.batch_target import BatchFiles
 from zb_hdf5.converters.carried_sets import bind_sets
 from zb_hdf5.converters.conversion import STREAM, ShardRange
-from zb_hdf5.converters.journal import Finished, Record, difference, journal_paths, read_journal
+from zb_hdf5.converters.journal import Finished, Record, difference_of_plans, journal_paths, read_journal
 from zb_hdf5.converters.plan import TargetFiles
 from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, StreamFiles
 from zb_hdf5.converters.trainer_target import TrainerFiles
@@ -142,7 +142,7 @@ def _collect(folder: Path, unit: str) -> tuple[dict[str, Any], list[Finished]]:
         if record.plan != first.plan:
             raise ConvertError(
                 f"{folder}: part {part.in_text} holds another conversion than part {of_first.in_text}: "
-                f"{difference(record.plan, first.plan, 'there')}",
+                f"{difference_of_plans(record.plan, first.plan, 'there')}",
                 remedy=Remedy.OTHER_PART,
                 at=part.in_text,
             )

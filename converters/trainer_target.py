@@ -88,7 +88,9 @@ class TrainerFiles(TargetFiles):
         if self.writer.dtype_of(self.written).itemsize != UINT16.itemsize:
             return
         of_bytes = self.writer.dtype_of(replace(self.written, dtype=UINT8)).itemsize == UINT8.itemsize
-        reason = "dtype uint8 keeps one byte" if of_bytes else f"{self.format} files have no smaller ones"
+        reason = f"{self.format} files have no smaller ones"
+        if of_bytes:
+            reason = "name uint8 as the dtype to keep one byte"
         note(f"{destination}: ids of one byte become uint16: {reason}")
 
     @property

@@ -77,6 +77,20 @@ def test_without_it_the_defaults_do_not_fit_and_opening_names_both(tokens, tmp_p
     is_refused(FormatError, lambda: open_reader(books), match="expected the same tokens in hdf5 and batch")
 
 
+def test_a_model_of_bytes_does_not_fit_a_format_without_them(tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(256, dtype=np.uint8))
+    how = {"batch_size": 2, "seq_len": 16}
+    (tmp_path / "books").mkdir()
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "books" / "hdf5", **how)
+    command = ("convert", "npy-to-batch", tmp_path / "in.npy", tmp_path / "books" / "batch", "--like")
+    error = one_error(run_zb(*command, tmp_path / "books" / "hdf5"), 2)
+    assert "has ids of one byte, and batch files have none" in error
+    assert "to have the same tokens, make both with --dtype uint16" in error
+    convert(tmp_path / "in.npy", "hdf5", tmp_path / "books" / "hdf5", **how, dtype="uint16", force=True)
+    succeed(zb, *command, tmp_path / "books" / "hdf5")
+    succeed(zb, "verify", tmp_path / "books")
+
+
 def test_an_option_that_is_given_wins(tokens, tmp_path):
     convert(tokens, "hdf5", tmp_path / "model", batch_size=8, vocab_size=50_000, shards=3)
     report = convert(tokens, "batch", tmp_path / "out", like=tmp_path / "model", dtype="uint32", shards=2, seed=1)

@@ -281,7 +281,7 @@ def test_values_beside_foreign_ids_that_do_not_fit_are_refused(name, shape, tmp_
     )
     if shape == "bytes":  # else several datasets may be the ids
         how = {"source_format": "stream", "boundary_token_id": 1, "workers": 1}
-        to_stream = lambda **more: zb_hdf5.convert(stream, "stream", tmp_path / "t.h5", **how, **more)  # noqa: E731
+        to_stream = lambda **more: zb_hdf5.convert(stream, "stream", tmp_path / "t", **how, **more)  # noqa: E731
         is_refused(ConvertError, to_stream, match=message)
 
 

@@ -92,6 +92,20 @@ def digest_of(content, folder):
     return load_tokenizer(f"hf:{folder / 'changed.json'}").digest
 
 
+def test_a_vocabulary_that_the_text_does_not_fill_is_told(tmp_path):
+    (tmp_path / "a.txt").write_text("one two three")
+    (tmp_path / "b.txt").write_text("two three four")
+    said = {}
+    for size in (258, 400):
+        command = ("tokenizer", "train", tmp_path, "-o", tmp_path / f"{size}.json", "--vocab-size", size)
+        said[size] = " ".join(succeed(zb, *command).output.split())
+    assert "tokens 258 trained" in said[258]
+    found = json.loads((tmp_path / "400.json").read_text())
+    count = len(found["model"]["vocab"]) + len(found["added_tokens"])
+    assert count < 400
+    assert f"tokens {count} of 400: each word of the text is one token by then" in said[400]
+
+
 @given(st.lists(st.text(), max_size=5))
 @example(TEXTS)
 @example(["\x85\u2028\u2029\x1c\x1d \u3000", "ſ'ſ 'S 'ſt", "²³ Ⅷ १२३ ٣٤٥", "\u200b\u180e x", "a\u0301\u0302", "ŉǅ"])

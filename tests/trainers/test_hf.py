@@ -460,20 +460,20 @@ def test_a_column_of_targets_that_is_no_field_is_refused(name, kind, tmp_path):
     how = {"source_format": "hf", "workers": 1, "vocab_size": 100}
     is_refused(
         ConvertError,
-        lambda: convert(path, "stream", tmp_path / "s.h5", **how),
+        lambda: convert(path, "stream", tmp_path / "s", **how),
         match=f"column '{name}': expected lists of one number for each id, found .*name the columns of values",
     )
-    convert(path, "stream", tmp_path / "s.h5", field_columns=(), **how)
-    with open_corpus(tmp_path / "s.h5") as stream:
+    convert(path, "stream", tmp_path / "s", field_columns=(), **how)
+    with open_corpus(tmp_path / "s") as stream:
         assert stream.tokens[0 : stream.num_tokens].tolist() == [token for row in ROWS for token in row]
 
 
 def test_labels_of_doubles_train(tmp_path):
     labels = [[-100.0 if place < 1 else float(token) for place, token in enumerate(row)] for row in ROWS]
     path = write(tmp_path / "a.parquet", table_of(labels=labels))
-    convert(path, "stream", tmp_path / "s.h5", source_format="hf", workers=1, vocab_size=100)
+    convert(path, "stream", tmp_path / "s", source_format="hf", workers=1, vocab_size=100)
     how = {"collate": "pack", "max_tokens": 100, "targets": True, "shuffle": "sequential", "rank": 0, "world_size": 1}
-    with DocumentLoader(tmp_path / "s.h5", **how) as loader:
+    with DocumentLoader(tmp_path / "s", **how) as loader:
         found = next(iter(loader))["targets"].tolist()
     assert found == [2, 3, -100, -100, 6, 7, 8, -100, -100, 11, -100]
 

@@ -78,11 +78,14 @@ def zb_tokenizer_train(
             progress=progress.advance,
             show_bars=has_bars,
         )
+    short = ""
+    if report.vocab_size < vocab_size:
+        short = f" of {vocab_size:,}: each word of the text is one token by then, so that no two are left to merge"
     return Output(
         {**report.to_json(), **counts_of_left_out(left_out)},
         [
             ("wrote", f"{report.path} and {report.ranks_path}"),
-            ("tokens", f"{report.vocab_size:,}"),
+            ("tokens", f"{report.vocab_size:,}{short}"),
             ("trained on", f"{report.documents - report.held_out_documents:,} of {report.documents:,} documents"),
             ("bytes/token", f"{report.bytes_per_token:.3f} on the {report.held_out_documents:,} held out"),
             ("digest", report.digest),

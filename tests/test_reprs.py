@@ -96,6 +96,19 @@ def test_an_object_is_one_line_with_its_class_and_no_place_in_memory(store, stre
             assert any(str(path) in text for path in (store, tmp_path / "live")) or not isinstance(each, LOADERS)
 
 
+def test_a_loader_names_all_that_its_steps_follow_from(store, stream):
+    how = {"rank": 0, "world_size": 1}
+    with zb_hdf5.Loader(stream, batch_size=1, seq_len=24, targets=True, shuffle=("block", 64), **how) as loader:
+        text = repr(loader)
+    assert "seq_len=24, shuffle=('block', 64), seed=42, targets=True, epoch=0, " in text
+    more = {"documents": ("cu_seqlens",), "skip": [(0, 1, 2)], "mask_documents": [3], "targets": True}
+    with zb_hdf5.Loader(stream, batch_size=1, seq_len=8, **more, **how) as loader:
+        text = repr(loader)
+    assert ", targets=True, documents=('cu_seqlens',), skip=((0, 1, 2),), mask_documents=(3,), epoch=0, " in text
+    with zb_hdf5.Loader(store, **how) as loader:
+        assert "targets" not in repr(loader)
+
+
 def test_every_exported_class_has_a_repr_of_its_own_or_stands_for_others():
     classes = [each for each in (getattr(zb_hdf5, name) for name in zb_hdf5.__all__) if isinstance(each, type)]
     assert {each for each in classes if each.__repr__ is object.__repr__} == ABSTRACT

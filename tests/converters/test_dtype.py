@@ -119,7 +119,9 @@ def test_a_state_of_the_other_dtype_is_refused_with_that_reason(tmp_path, tokens
     expected = [batch.tolist() for batch in _rest(store, state)]
     assert [batch.tolist() for batch in _rest(tmp_path / "again", state)] == expected
     with Loader(tmp_path / "wide", seed=3, **ALONE) as wide:
-        expected_error = r"state has dtype 'uint16', this loader 'uint32'; force=True"
+        expected_error = (
+            r"the state is of other data \(.*\): state has dtype 'uint16', this loader 'uint32'; force=True"
+        )
         with pytest.raises(StateError, match=expected_error):
             wide.load_state_dict(state)
         wide.load_state_dict(state, force=True)

@@ -203,7 +203,7 @@ def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled
     ({"collate": "pack", "max_tokens": 99, "batch_size": None, "shuffle": "lengths"}, "shuffle='lengths'"),
     ({"batch_size": 0}, "batch_size must be at least 1"), ({"max_tokens": (9, "cut")}, "must be one of refuse"),
     ({"max_tokens": 99, "collate": ("pad", 8)}, "a multiple of 8"), ({"shuffle": ("lengths", 0)}, "bucket_batches"),
-    ({"prefetch": -1}, "prefetch"), ({"batch_size": 999}, "140 documents are too few for a step of 1 ranks"),
+    ({"prefetch": -1}, "prefetch"), ({"batch_size": 999}, "140 documents are too few for a step of 1 rank;"),
     ({"device": "mps"}, "must be a CUDA device or the CPU, found mps"), ({"cache": "s3://bucket/cache"}, "is a URL"),
     ({"dtype": torch.float32}, r"dtype must be torch\.int64 or torch\.int32"),
 ])  # fmt: skip

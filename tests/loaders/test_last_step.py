@@ -134,7 +134,7 @@ def test_fewer_windows_than_one_batch_are_an_epoch_unless_they_are_left_out(name
     path = stream_of(folder / name, 300)
     how = {"batch_size": 301, "seq_len": S, "targets": True, **ALONE}
     is_refused(
-        ArgumentError, lambda: Loader(path, **how), match="300 records are too few for 1 ranks with batches of 301"
+        ArgumentError, lambda: Loader(path, **how), match="300 records are too few for 1 rank with batches of 301"
     )
     for last, shape in {"fill": 301, "short": 300, "masked": 301}.items():
         with Loader(path, last=last, **how) as loader:

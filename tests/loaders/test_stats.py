@@ -53,7 +53,7 @@ def test_time_in_the_loop_is_no_time_that_was_waited(masked_store, monkeypatch):
         loader.get_batch()
         later = loader.stats().since(first)
     assert later == LoaderStats(1, BATCH * LENGTH * 8, 3.0, 3.0)
-    assert str(later) == "1 batches, 0.0 MB/s, waited 3.00 of 3.00 s for data (100.0%)"
+    assert str(later) == "1 batch, 0.0 MB/s, waited 3.00 of 3.00 s for data (100.0%)"
 
 
 def slowly(reading, now_s):

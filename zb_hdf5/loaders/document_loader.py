@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
-from zb_hdf5.errors import ArgumentError, require_choice
+from zb_hdf5.errors import ArgumentError, counted, require_choice
 from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
@@ -387,7 +387,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         )
         if next(self._steps(plan, 0), None) is None:
             raise ArgumentError(
-                f"{self.path}: {count:,} documents are too few for a step of {self.world_size:,} ranks; "
+                f"{self.path}: {count:,} documents are too few for a step of {counted(self.world_size, 'rank')}; "
                 "pass a smaller batch_size or max_tokens, or drop_last=False"
             )
         return plan

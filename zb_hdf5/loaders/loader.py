@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
-from zb_hdf5.errors import ArgumentError, require_choice
+from zb_hdf5.errors import ArgumentError, counted, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.urls import without_secrets
@@ -32,6 +32,7 @@ from zb_hdf5.loaders.order import (
     whole_number,
     whole_seed,
 )
+from zb_hdf5.loaders.state import short_repr
 from zb_hdf5.loaders.step_values import WantedFields, code_field
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
@@ -470,7 +471,7 @@ class Loader(EpochLoader[BatchT]):
         plan = replace(self.plan, batch_size=batch_size)
         if plan.steps_from(0) < self._least_steps:
             raise ArgumentError(
-                f"{self.path}: {self.num_records:,} records are too few for {self.world_size:,} ranks with "
+                f"{self.path}: {self.num_records:,} records are too few for {counted(self.world_size, 'rank')} with "
                 f"batches of {batch_size:,}; pass a smaller batch_size, or drop_last=False"
             )
         if batch_size != self.batch_size:
@@ -580,10 +581,16 @@ class Loader(EpochLoader[BatchT]):
         return num_fetched(self.batches.corpus)
 
     def __repr__(self) -> str:
-        shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, shuffle={self.shuffle!r}, seed={self.seed}"
+        # of windows with targets, the tokens of x and of y, as they are asked for
+        seq_len = self._length - int(self.targets and self.batches.corpus.is_stream)
+        shuffle = (self.shuffle, self.block_size) if self.shuffle == "block" else self.shuffle
+        shape = f"batch_size={self.batch_size}, seq_len={seq_len}, shuffle={shuffle!r}, seed={self.seed}"
         where = f"epoch={self.epoch}, position={self._position}, rank={self.rank}, world_size={self.world_size}"
         records = f"num_records={self.num_records}, last={self.last!r}, left_out={self.plan.num_left_out}"
-        return f"{type(self).__name__}({str(self.path)!r}, {shape}, {where}, {records})"
+        values = {name: self._options[name] for name in ("documents", "fields", "spans")}
+        more = {"targets": self.targets, **values, "skip": self.skip, "mask_documents": self.mask_documents}
+        given = "".join(f", {name}={short_repr(value)}" for name, value in more.items() if value)
+        return f"{type(self).__name__}({str(self.path)!r}, {shape}{given}, {where}, {records})"
 
     def close(self) -> None:
         """End the reading threads, and close the corpus if this loader has opened it."""

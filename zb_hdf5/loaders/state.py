@@ -18,6 +18,17 @@ STATE_VERSION: Final = 2
 MAX_COUNT: Final = 2**62
 #: Characters of a value that a message shows.
 SHOWN_CHARACTERS: Final = 120
+_OTHER_DATA: Final = "other data (another store or split, or windows of another shape)"
+_OTHER_ORDER: Final = "another order"
+#: The thing that a state is of if it has another value of a field, in words.
+_OTHER: Final = {
+    "dtype": _OTHER_DATA,
+    "fingerprint": _OTHER_DATA,
+    "shuffle": _OTHER_ORDER,
+    "block_size": _OTHER_ORDER,
+    "seed": _OTHER_ORDER,
+    "tokenizer": "another tokenizer",
+}
 
 
 class Resumable(ABC):
@@ -122,6 +133,8 @@ def require_fields(
     for name, value in identity.items():
         if type(fields[name]) is not type(value) or fields[name] != value:
             facts = f"state has {name} {short_repr(fields[name])}, this loader {short_repr(value)}"
+            if name in _OTHER:
+                facts = f"the state is of {_OTHER[name]}: {facts}"
             if name == "fingerprint" and "'sampled:" in facts:
                 facts += "; open both with verify='store'"
             raise StateError(f"{where}: {facts}", remedy=remedy, at=where)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from zb_hdf5.errors import counted
+
 
 @dataclass(frozen=True)
 class LoaderStats:
@@ -54,7 +56,7 @@ class LoaderStats:
         rate = self.num_bytes / self.elapsed_s / 1e6 if self.elapsed_s else 0.0
         waited = f"waited {self.waited_s:.2f} of {self.elapsed_s:.2f} s for data ({self.waited_share:.1%})"
         fetched = "" if self.fetched is None else f", {self.fetched:,} fetched into the cache"
-        return f"{self.batches:,} batches, {rate:,.1f} MB/s, {waited}{fetched}"
+        return f"{counted(self.batches, 'batch')}, {rate:,.1f} MB/s, {waited}{fetched}"
 
 
 def bytes_of(batch: Any) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -201,8 +200,7 @@ def _require_different_ids(file: DocumentFile) -> None:
     if not file.id_column or not file.num_row_groups:
         return
     rows: dict[bytes, int] = {}
-    with closing(file.row_group(0)) as blocks:
-        first = next(blocks, Block())
+    first = next(file.row_group(0), Block())
     for row, id in zip(first.rows, first.ids, strict=True):
         if id in rows:
             where = row_of_source(file.path, row), row_of_source(file.path, rows[id])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -131,9 +132,14 @@ def _require_metadata_keys(files: Sequence[DocumentFile]) -> None:
         keys |= dict.fromkeys(found)
     share = SAMPLE_BYTES // len(lines)
     for name in missing.keys() - keys if keys else ():
-        if not any(file.has_one(lambda found, name=name: name in found, share) for file in lines):
+        if not any(file.has_one(partial(_has_key, name), share) for file in lines):
             named = ", ".join([*keys][:KEYS_SHOWN])
             raise ConvertError(
                 f"{files[0].path}: no key {name!r} for its documents; the keys in {counted(len(files), 'file')} are: "
                 f"{named}"
             )
+
+
+def _has_key(name: str, found: Mapping[str, Any]) -> bool:
+    """Return whether the object of a line has a key."""
+    return name in found

@@ -114,7 +114,7 @@ def use(kind: Any, name: str, folder: Path) -> None:
     from commandline import run_zb
     from reading import reading
 
-    from zb_hdf5 import Loader, convert, open_reader
+    from zb_hdf5 import Loader, ZbError, convert, open_reader
 
     path = folder / "kinds" / kind.path
     options = reading(kind.options)
@@ -127,7 +127,7 @@ def use(kind: Any, name: str, folder: Path) -> None:
             reader.read_batch(0)
     elif name == "convert":
         given = {key: value for key, value in kind.options.items() if key not in ("split", "backend")}
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*([ZbError] if kind.grows else [])):  # a store that grows is refused
             convert(path, "hdf5", folder / "out", force=True, workers=1, **given, **_shape_of(kind))
     else:
         from pins import arguments_of

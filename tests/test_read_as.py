@@ -15,15 +15,20 @@ from zb_hdf5 import (
     DocumentLoader,
     Loader,
     ReadAs,
+    StoreRecords,
     convert,
     open_corpus,
+    open_field_set,
     open_reader,
     verify_store,
     write_digests,
 )
 
 NAMES = {each.name for each in fields(ReadAs)}
-FRONTS = (Loader, DocumentLoader, open_reader, open_corpus, verify_store, write_digests)
+FRONTS = (
+    *(Loader, DocumentLoader, StoreRecords, open_reader, open_corpus, open_field_set),
+    *(verify_store, write_digests),
+)
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -34,6 +39,7 @@ def test_every_front_takes_one_value_and_none_of_its_parts(front):
 
 
 @pytest.mark.parametrize(("given", "words"), [
+    ({"dataset": 3}, "dataset must be a name, found 3"),
     ({"axes": "token,record"}, "axes must be .*found 'token,record'"),
     ({"axes": "batch,record,token", "channel": 0}, "pass either axes or channel, not both"),
     ({"field_channels": {"labels": 1}}, "field_channels needs channel"),

@@ -452,7 +452,7 @@ class StoreMeta:
         self._require_chunks()
 
     def _require_chunks(self) -> None:
-        """Raise `ArgumentError` if a batch of the tokens, or of a field of theirs, is no chunk of HDF5."""
+        """Raise `ArgumentError` if a batch of the tokens, or of a field of theirs, is not a chunk of HDF5."""
         if self.field is not None:
             return
         widest = max((field.size * field.dtype.itemsize for field in self.fields), default=0)

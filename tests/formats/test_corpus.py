@@ -1,16 +1,18 @@
 """Corpora: what a path holds, its documents and splits, and the loaders over it."""
 
+import multiprocessing
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from commandline import report_of
+from modules import FILES
 
-import zb_hdf5
 from zb_hdf5 import (
     ArgumentError,
     BackendError,
@@ -86,6 +88,33 @@ def test_batches_of_a_stream_have_any_stride(stream):
         assert [batch[0].tolist() for batch in batches] == [IDS[start : start + 4] for start in (0, 3, 6, 9)]
         with open_reader(stream, batch_size=1, seq_len=3, overlap=1) as reader:
             assert reader.fingerprint == batches.fingerprint
+
+
+def facts_of(documents, number):
+    """Return all that is read of a document: its ids, metadata, spans and a field."""
+    found = documents[number]
+    return found.id, found.ids.tolist(), found.metadata, found.spans().values, found.field("mask").tolist()
+
+
+def facts_in_a_fork(documents, results):
+    """Put the facts of all documents as a fork reads them, which were open before."""
+    results.put([facts_of(documents, number) for number in range(len(documents))])
+
+
+def test_documents_are_read_by_threads_and_by_a_fork(stream):
+    numbers = np.random.default_rng(5).integers(0, len(DOCUMENTS), 400).tolist()
+    with open_corpus(stream) as corpus, open_corpus(stream) as alone:
+        expected = [facts_of(alone.documents, number) for number in range(len(DOCUMENTS))]
+        documents = corpus.documents  # nothing of them is read yet
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(partial(facts_of, documents), numbers))
+        assert found == [expected[number] for number in numbers]
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        child = context.Process(target=facts_in_a_fork, args=(documents, results))
+        child.start()
+        assert results.get(timeout=60) == expected
+        child.join()
 
 
 def test_a_pickled_corpus_reads_the_same(stream):
@@ -176,7 +205,7 @@ def test_the_names_that_a_corpus_has_replaced_are_gone():
     """A path is asked once: nothing in the package says again what a reader of one kind of path was."""
     gone = ("StoreReader", "CutReader", "RecordReader", "WindowReader", "TokenStream", "HDF5Reader", "BatchReader")
     gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice", "SourceKind", "class Choice", "def look")
-    text = "\n".join(path.read_text() for path in Path(zb_hdf5.__file__).parent.rglob("*.py"))
+    text = "\n".join(path.read_text() for path in FILES.values())
     assert not [name for name in gone if re.search(rf"\b{name}\b", text)]
 
 

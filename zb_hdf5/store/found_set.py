@@ -42,8 +42,11 @@ class SetCorpus(Corpus):
 
     backend = "hdf5"
 
-    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, facts: SetFacts, set_sha256: str) -> None:
+    def __init__(
+        self, path: Path, meta: StoreMeta, tokens: Tokens, facts: SetFacts, set_sha256: str, verify: str
+    ) -> None:
         super().__init__(path, meta, tokens)
+        self.verify = verify
         self.facts = facts
         self.set_sha256 = set_sha256
         self.about = facts.about
@@ -128,9 +131,8 @@ class FoundSet:
         field = self.facts.field(name)
         meta = StoreMeta(1, self.facts.items(field), field.dtype, layout=BATCHES_LAYOUT, codec=NO_CODEC, field=field)
         tokens = self._lacking(meta, field) if self.index is None else self._finished(self.index, meta, field)
-        found = SetCorpus(self.folder, meta, tokens, self.facts, "" if self.index is None else self.index.sha256)
-        found.verify = self.verify
-        return found
+        sha256 = "" if self.index is None else self.index.sha256
+        return SetCorpus(self.folder, meta, tokens, self.facts, sha256, self.verify)
 
     def _finished(self, index: SetIndex, meta: StoreMeta, field: Field) -> Tokens:
         columns = [index.parts[key] for key in ("first", "records", "path", "bytes")]

@@ -39,7 +39,7 @@ class FoundStore(Found):
 
 
 def stores_at(path: Path) -> dict[str, Path]:
-    """Return the stores at a path, by their formats; one that is no folder of several has the name "".
+    """Return the stores at a path, by their formats; one that is not a folder of several has the name "".
 
     The index of the latter is there, and that of any other may be lost. Empty: the path is not a store.
     """

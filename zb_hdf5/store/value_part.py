@@ -144,7 +144,7 @@ def read_layout(path: Path, facts: SetFacts) -> PartLayout:
     Raises
     ------
     FormatError
-        If the file is no part of this set.
+        If the file is not a part of this set.
     """
     # its maker keeps a lock for a moment after it has its name, and no one has it open as HDF5 later
     with h5_damage(path), open_h5(path, locking=False) as h5:

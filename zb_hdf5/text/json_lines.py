@@ -147,7 +147,7 @@ def _whole_number(digits: str) -> int | Digits:
 
 
 def _flaw_of_line(line: str) -> Reason:
-    """Return why a line is no JSON object."""
+    """Return why a line is not a JSON object."""
     if line.count("\0") > len(line) // NUL_SHARE:
         is_torn = len(line) >= ENCODING_MARK_BYTES and not line.strip("\0")  # an end of line of UTF-32 has fewer
         return Reason.ZEROS if is_torn else Reason.UTF_16

@@ -56,7 +56,7 @@ class Entry(NamedTuple):
         return self.folder / str(name)
 
     def part(self, key: str) -> Entry:
-        """Return a part of it; one that is no JSON object has no keys."""
+        """Return a part of it; one that is not a JSON object has no keys."""
         value = self.values.get(key)
         return self._replace(values=value if isinstance(value, dict) else {})
 
@@ -91,7 +91,7 @@ def read_index(folder: Path) -> Entry:
     ConvertError
         If a folder has no index, but its folders have: they are named.
     FormatError
-        If the index is no JSON object.
+        If the index is not a JSON object.
     """
     require_present(folder)
     path = folder / FOLDER_INDEX

@@ -617,8 +617,8 @@ def open_ragged(
     dataset
         The dataset of the values or lists, or the group of the datasets; None: found by the content of each file.
     offsets
-        The dataset of the offsets (N + 1), the ends (N) or the lengths (N) of the documents; None: found by the
-        content, lengths also by their name.
+        The dataset of the offsets (N + 1), the ends (N) or the lengths (N) of the documents; None: offsets or ends,
+        found by their content.
     unwritten
         "fill": values that were never written are the fill value of their dataset; None: they are refused.
     field_columns

@@ -156,6 +156,21 @@ def test_a_loader_over_a_corpus_of_several_splits_trains_on_train(kind, texts, t
         assert corpus.tokens[:4].tolist()  # each loader has closed its own corpus alone
 
 
+@pytest.mark.parametrize("kind", ["stream", "hdf5"])
+def test_a_split_of_a_store_that_was_replaced_is_refused(kind, texts, tmp_path):
+    how = {"tokenizer": "byte", "val_fraction": 0.3}
+    shape = {"batch_size": 2, "seq_len": 64}
+    windows = shape if kind == "stream" else {}
+    how |= shape if kind == "hdf5" else {}
+    convert(texts, kind, tmp_path / "out", **how)
+    with open_corpus(tmp_path / "out") as corpus:
+        corpus.split("val").close()
+        convert(texts, kind, tmp_path / "out", **how, seed=7, force=True)
+        for use in (lambda: corpus.split("val"), lambda: Loader(corpus, **windows)):
+            with pytest.raises(FormatError, match="was replaced since it was opened: its shards are others now"):
+                use()
+
+
 def test_a_loader_leaves_what_it_was_given_open(stream):
     with open_corpus(stream) as corpus:
         batches = corpus.batches(1, 4)

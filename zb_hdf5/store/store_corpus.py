@@ -256,6 +256,31 @@ class StoreCorpus(Corpus):
         dtype = SAMPLED_AS.get(self.dtype, self.dtype) if of_flat_files is None else np.dtype(of_flat_files)
         return sampled_tokens(self.tokens, self._shards.starts, dtype)
 
+    # --- splits --------------------------------------------------------------------------------------------------
+
+    def split(self, name: str | None) -> Corpus:
+        """Open one split of the same path. See `Corpus`.
+
+        Raises
+        ------
+        FormatError
+            If the path has another store now.
+        """
+        found = super().split(name)
+        with on_failure(found.close):
+            if self.training_split is not None and isinstance(found, StoreCorpus):
+                self._require_part(found.index)
+        return found
+
+    def _require_part(self, split: ShardIndex) -> None:
+        """Raise `FormatError` unless the shards of a split are some of these, which are those of all splits."""
+        mine = self.index
+        others = {*split.table.values["sha256"]} - {*mine.table.values["sha256"]}
+        if split.live_id != mine.live_id or (others and not mine.live_id):
+            raise FormatError(
+                f"{self.path}: was replaced since it was opened: its shards are others now; open it again"
+            )
+
     # --- the documents of a stream -------------------------------------------------------------------------------
 
     @property

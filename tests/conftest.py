@@ -12,6 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+import pins
 import pytest
 from contents import BACKENDS_OF, label_batches, write_batches
 from descriptors import open_descriptors, open_files, our_threads
@@ -114,6 +115,14 @@ def pytest_collection():
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def pinned_kinds(tmp_path_factory):
+    """Return the folder of every kind of path of `pins.py`, made once; nobody writes there."""
+    place = tmp_path_factory.mktemp("pins") / "kinds"
+    pins.make_kinds(place)
+    return place
 
 
 @pytest.fixture

@@ -19,10 +19,8 @@ REMEDY = "run `python tests/pins.py` as its docstring says: it adds the new case
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("pins") / "kinds"
-    pins.make_kinds(place)
-    return place
+def folder(pinned_kinds):
+    return pinned_kinds
 
 
 def more_opens(case, pinned, found):

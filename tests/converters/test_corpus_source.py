@@ -68,10 +68,8 @@ STREAMS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("kinds") / "kinds"
-    pins.make_kinds(place)
-    return place
+def folder(pinned_kinds):
+    return pinned_kinds
 
 
 def named(options):

@@ -31,10 +31,8 @@ PINNED = pins.load()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("requests") / "kinds"
-    pins.make_kinds(place)
-    return place
+def folder(pinned_kinds):
+    return pinned_kinds
 
 
 def served_at(web, path):

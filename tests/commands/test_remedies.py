@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +204,69 @@ def test_text_without_a_tokenizer_names_the_command_that_makes_one(tmp_path):
     run_zb("tokenizer", "train", tmp_path / "a.jsonl", "--vocab-size", 260, "-o", tmp_path / "tok.json", code=0)
     how = ("--tokenizer", tmp_path / "tok.json", "--seq-len", 4, "--batch-size", 2)
     run_zb("convert", tmp_path / "a.jsonl", tmp_path / "out", *how, code=0)
+
+
+def write_sources():
+    """Write arrays, text, ids, HDF5 files and plain ids into the current folder."""
+    import h5py
+
+    np.save("a.npy", np.arange(80, dtype="<u2").reshape(10, 8))
+    np.save("f.npy", np.asfortranarray(np.arange(80, dtype="<u2").reshape(10, 8)))
+    np.arange(64, dtype="<u2").tofile("raw.bin")
+    Path("t.jsonl").write_text('{"body": "abc abc abc"}\n' * 9)
+    Path("i.jsonl").write_text('{"text": [1, 2, 3, 4]}\n' * 9)
+    with h5py.File("u.h5", "w") as h5:
+        h5.create_dataset("x", (64, 8), "<u2", chunks=(8, 8))[:8] = 1
+
+
+#: A command that fails -> the end of its message, and the command as the message has it.
+ADVICE = {
+    "convert npy-to-hdf5 a.npy out --batch-size 4 --remainder error": (
+        "2 are left over; pass --remainder drop, or --remainder pad if the source is not a store",
+        "convert npy-to-hdf5 a.npy out --batch-size 4 --remainder pad",
+    ),
+    "convert npy-to-hdf5 a.npy out --batch-size 64": (
+        "do not fill one batch of 64; pass a smaller --batch-size, or --remainder pad if the source is not a store",
+        "convert npy-to-hdf5 a.npy out --batch-size 64 --remainder pad",
+    ),
+    "convert npy-to-hdf5 a.npy out --batch-size 5 --shards 9": (
+        "2 batches cannot fill 9 shards; pass a smaller --shards",
+        "convert npy-to-hdf5 a.npy out --batch-size 5 --shards 2",
+    ),
+    "convert npy-to-hdf5 a.npy out --batch-size 2 --seq-len 5": (
+        "expected records of 5 tokens, found 8; pass --seq-len 8",
+        "convert npy-to-hdf5 a.npy out --batch-size 2 --seq-len 8",
+    ),
+    "convert t.jsonl out --tokenizer byte --seq-len 8 --batch-size 2": (
+        "pass --text-column with one of their keys: body",
+        "convert t.jsonl out --tokenizer byte --seq-len 8 --batch-size 2 --text-column body",
+    ),
+    "convert i.jsonl out --tokenizer byte --seq-len 8 --batch-size 2": (
+        "column 'text' has ids: zb convert i.jsonl DST --to stream --from hf --ids-column text",
+        "convert i.jsonl out --to stream --from hf --ids-column text",
+    ),
+    "info u.h5": (
+        "pass --unwritten drop to leave them out, or --unwritten fill to take the fill value 0 for them",
+        "info u.h5 --unwritten fill",
+    ),
+    "info raw.bin": (
+        "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
+        "info raw.bin --source-dtype uint16",
+    ),
+    "info f.npy": (
+        "found Fortran order: zb convert f.npy DST --to hdf5 --batch-size 10 --seq-len 8",
+        "convert f.npy out --to hdf5 --batch-size 10 --seq-len 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ADVICE)
+def test_the_option_that_a_message_names_cures_the_command(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_sources()
+    advice, cure = ADVICE[command]
+    result = run_zb(*command.split())
+    assert result.exit_code > 0
+    assert result.output.strip().endswith(advice)
+    assert not Path("out").exists()
+    run_zb(*cure.split(), code=0)

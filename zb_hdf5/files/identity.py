@@ -132,11 +132,14 @@ def require_identity(handle: Handle, expected: Identity | None, path: Path) -> I
     return found
 
 
-def require_unreplaced(path: Path, known: Identity) -> None:
-    """Raise `FormatError` unless a file of this machine, which is not opened, is the one that has been opened."""
+def require_unreplaced(path: Path, expected: Identity | None) -> FileIdentity:
+    """Return the identity of a file of this machine that is not opened. Takes and raises as `require_identity`."""
     status = os.stat(path)
     require_regular(status.st_mode, path)
-    _refuse(difference(known, FileIdentity.of(status, growing=_is_growing(known)), path), path)
+    found = FileIdentity.of(status, growing=_is_growing(expected))
+    if expected is not None:
+        _refuse(difference(expected, found, path), path)
+    return found
 
 
 def _is_growing(identity: Identity | None) -> bool:

@@ -243,10 +243,7 @@ def _require_in_order(found: FlatFacts) -> None:
 
     That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables.
     """
-    index = _index_of(found.path)
-    if found.documents_identity is not None:
-        require_unreplaced(index, found.documents_identity)
-    _require_rows(found.path, FileIdentity.of(os.stat(index)))
+    _require_rows(found.path, require_unreplaced(_index_of(found.path), found.documents_identity))
 
 
 @lru_cache(maxsize=4096)

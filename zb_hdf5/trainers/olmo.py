@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import FormatError, IncompleteError
-from zb_hdf5.files.identity import FileIdentity, Identity, require_identity, require_unreplaced
+from zb_hdf5.files.identity import Identity, require_identity, require_unreplaced
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
@@ -85,9 +84,7 @@ class OlmoFiles(FlatFormat):
         if found.num_documents is None:
             return super().num_documents(found)
         documents = _documents_of(found.path)
-        known = found.documents_identity or FileIdentity.of(os.stat(documents))
-        require_unreplaced(documents, known)
-        return _count(documents, known, found.num_tokens)
+        return _count(documents, require_unreplaced(documents, found.documents_identity), found.num_tokens)
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         if found.num_documents is None:

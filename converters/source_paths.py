@@ -38,7 +38,7 @@ class SourcePaths:
         self._looks: list[tuple[Path, ReadAs, Found]] = []
 
     def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
-        """Return what is read in place at a path, whatever the splits of its files are. Raises as `found_at`.
+        """Return the findings at a path that is read in place, of all its splits. Raises as `found_at`.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class SourcePaths:
         return options
 
     def source(self, path: Path, conversion: Conversion) -> Found:
-        """Return what a conversion finds at the first path of its source, of any format or "hdf5".
+        """Return the findings at the first path of a source, of any format, or of HDF5 files if these are asked for.
 
         Raises as `found_source`.
         """
@@ -161,7 +161,7 @@ def _read_as(conversion: Conversion) -> ReadAs:
 
 
 def lack_documents(paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
-    """Return whether none of the files without a header at some paths has a file of its documents beside it."""
+    """Return whether the files at some paths have no header, and all of them lack the file of their documents."""
     read_as = _read_as(conversion)
     flat = flat_format(name, read_as)
     if flat is None or not read_as.lacks_header:

@@ -76,7 +76,7 @@ html_theme_options = {
 
 #: A comment below a heading: words that people search for, and that this part of the page answers.
 SEARCHED = re.compile(r"<!-- search: (.+) -->")
-#: A picture that has another one for dark pages beside it.
+#: A picture, beside which its twin for dark pages lies.
 PHOTOGRAPH = re.compile(r"^!\[(.+)\]\((.+)\.png\)$", re.MULTILINE)
 BOTH = r"![\1](\2.png){.only-light} ![\1](\2-dark.png){.only-dark}"
 HIDDEN = "\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"

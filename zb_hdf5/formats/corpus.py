@@ -324,9 +324,13 @@ class Corpus:
         """
         kept = {key: value for key, value in self._fields.items() if not key.startswith(f"{name}{SET_MARK}")}
         sets = {**self._sets, name: self._found_set(name, path, allow_missing)}
-        # either one closes the other fields
-        shared = {"_other_fields": self._other_fields, "added_sets": (*self.added_sets, name)}
-        return self._with(_changing=OwnLock(), _fields=kept, _sets=sets, **shared)
+        return self._with(
+            _changing=OwnLock(),
+            _fields=kept,
+            _other_fields=self._other_fields,  # either one closes them
+            _sets=sets,
+            added_sets=(*self.added_sets, name),
+        )
 
     def _field_set(self, name: str) -> FieldSource:
         """Return a field set by its name."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # h5py among others, which no other format needs
     from zb_hdf5.formats.document_source import DocumentSource
     from zb_hdf5.formats.h5_column import Column
 
-
 #: The layout of a path that a conversion opens by its format alone: it is not read in place.
 NOT_IN_PLACE: Final = ""
 

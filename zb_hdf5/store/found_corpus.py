@@ -112,9 +112,12 @@ def _over(
 
 def _look_at_first(found: Found, look: Look | None) -> Look | None:
     """Return the look at the first file of what was found, by whose descriptor it is read; None: it is opened."""
-    if look is None or not found.facts:
-        return None if found.column is None else look
-    return look.of(found.facts[0].path) if found.facts[0].num_tokens else None
+    if look is None or (found.column is None and not found.facts):  # a store is read by its index
+        return None
+    if not found.facts:
+        return look
+    first = found.facts[0]
+    return look.of(first.path) if first.num_tokens else None
 
 
 def _newer_files(

@@ -124,7 +124,7 @@ def _name_of_rows(look: Look, read_as: ReadAs, ids_column: str | None, offsets: 
     if offsets is not None and _has_foreign_hdf5(look):
         return _RAGGED  # lengths of documents are taken where they are named
     name = source_name_of(look)
-    if name == _RAGGED and read_as.dataset is not None and offsets is None:
+    if name == _RAGGED and read_as.dataset is not None:
         from zb_hdf5.trainers.ragged import names_documents  # with h5py
 
         return name if names_documents(look.path, read_as.dataset) else ""  # a dataset of ids has records, or a stream

@@ -189,7 +189,9 @@ def files_in_place(
             return FilesInPlace(code, files)
     if read_as.lacks_header or is_store(look):
         return None
-    name = installed_name_of(look, [] if notes is None else notes) if backend == "auto" else backend
+    name = backend
+    if backend == "auto":
+        name = installed_name_of(look, [] if notes is None else notes)
     row = row_named(name)
     if row is None or name in FORMATS or not (row.is_flat and may_hold(row, look, backend)):
         return None

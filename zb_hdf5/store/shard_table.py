@@ -170,7 +170,7 @@ class ShardTable(Sequence[ShardEntry]):
     optional: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({counted(len(self), 'shard')}, {sum(self.values['token_count']):,} tokens)"
+        return f"{type(self).__name__}({counted(len(self), 'shard')}, {self.values['token_count'].sum():,} tokens)"
 
     @classmethod
     def of(cls, entries: Iterable[ShardEntry]) -> Self:

@@ -430,8 +430,9 @@ class Sharded(Tokens):
         """Return a look at a file that is open, by a copy of its descriptor; None: it is not open, or an object."""
         known = self.known.get(number)
         file = None if known is None else known.file
-        is_same = isinstance(file, LocalFile) and file.path == self.path_of(number)
-        return file.begin_look() if isinstance(file, LocalFile) and is_same else nullcontext()
+        if isinstance(file, LocalFile) and file.path == self.path_of(number):
+            return file.begin_look()
+        return nullcontext()
 
     def _look_beside(self, number: int) -> AbstractContextManager[Look | None]:
         """Return a look at a file that other values are read from; None: it is not open, or they have other files."""

@@ -6,6 +6,7 @@ Only what a reader brings is given: a model, its optimizer, a causal model with 
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +77,19 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="0")
 
 
+def wait_for_threads_of_gloo():
+    """Wait until no thread of gloo is at work.
+
+    After a collective such a thread takes the interpreter lock to let go of the tensors. PyTorch 2.13 aborts the
+    process if the interpreter ends before that, and the threads outlive their group where a model of DDP was made.
+    """
+    is_at_work = True
+    while is_at_work:
+        time.sleep(0.1)  # without the lock, which a thread that waits for it can take
+        threads = [path.read_text() for path in Path("/proc/self/task").glob("*/stat")]
+        is_at_work = any("gloo" in thread and ") R " in thread for thread in threads)
+
+
 # a launcher of several ranks starts one job in each of two calls: JOB is its number
 for job in [int(os.environ["JOB"])] if "JOB" in os.environ else range(2):
     names = given()
@@ -88,5 +102,7 @@ for job in [int(os.environ["JOB"])] if "JOB" in os.environ else range(2):
     )
 if torch.distributed.is_initialized():  # some recipes leave it: the group of their framework lives on
     torch.distributed.destroy_process_group()
+if torch.distributed.is_available():
+    wait_for_threads_of_gloo()
 if "ray" in sys.modules:
     sys.modules["ray"].shutdown()

@@ -89,7 +89,7 @@ class Units:
     cuts
         Positions where groups of whole units begin and end.
     packing
-        Of packed documents: tokens of "padding"; documents in several pieces ("split"), held in part ("cropped") and
+        The counts of packed documents: tokens of "padding"; documents in several pieces ("split"), held in part ("cropped") and
         "absent"; tokens "lost".
     step
         Tokens that are read at once.

@@ -228,7 +228,7 @@ def _asked(
 def _corpus_of(source: str | os.PathLike[str] | Corpus, read_as: ReadAs) -> Corpus:
     """Return a corpus as it is, or open that of a path: of several splits the one for training.
 
-    Where the tokens have digests, each read of the maker of the values is compared with them.
+    Each read of the maker of the values is compared with the digests of the tokens, if they have any.
     """
     if isinstance(source, Corpus):
         if read_as != AS_STORED:

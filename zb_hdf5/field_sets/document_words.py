@@ -44,7 +44,7 @@ def make_words(
     name
         The name of the set.
     key
-        The key of the metadata. Values that are no text are taken as JSON has them.
+        The key of the metadata. Values other than text are taken as JSON has them.
     path
         As for `open_field_set`.
     progress

@@ -123,8 +123,8 @@ class Corpus:
     added_sets
         The names of the field sets that `with_fields` has added.
     about
-        Of the values of a field set: "next" if the one at a token is about the token after it, "token" if
-        it is about that token; "" of others.
+        The token that a value of a field set is about: "next" is the token after its own, "token" is its own; "" of
+        other corpora.
     words
         The words of the codes of a field set; empty of others.
     windows_of_set

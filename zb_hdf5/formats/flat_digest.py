@@ -26,7 +26,7 @@ class FlatDigest(NamedTuple):
     sha256
         The digest of the bytes of all ids.
     documents_sha256
-        Of `FlatFormat.document_offsets`, as u8; "" if the file counts as one document.
+        The digest of `FlatFormat.document_offsets`, as u8; "" if the file counts as one document.
     crc32
         The crc32 of each chunk of the stream, in `CRC32_DIGITS` hexadecimal digits, one after the other.
     """

@@ -95,7 +95,7 @@ def wanted_fields(fields: WantedFields) -> dict[str, str]:
     Raises
     ------
     ArgumentError
-        If it is no name, or one that a loader gives to values of its own.
+        If it is not a name, or one that a loader gives to values of its own.
     """
     if isinstance(fields, str):
         raise ArgumentError(f"fields must be names of fields, such as ({fields!r},), found {fields!r}")

@@ -38,5 +38,5 @@ def require_utf8(head: bytes, path: Path) -> None:
 
 
 def flaw_of_bytes(data: bytes | bytearray) -> Reason:
-    """Return why bytes are no UTF-8."""
+    """Return why bytes are not UTF-8."""
     return Reason.UTF_16 if data.count(0) > len(data) // NUL_SHARE else Reason.NOT_UTF8

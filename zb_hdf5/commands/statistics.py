@@ -89,8 +89,8 @@ class Units:
     cuts
         Positions where groups of whole units begin and end.
     packing
-        The counts of packed documents: tokens of "padding"; documents in several pieces ("split"), held in part ("cropped") and
-        "absent"; tokens "lost".
+        The counts of packed documents: tokens of "padding"; documents in several pieces ("split"), held in part
+        ("cropped") and "absent"; tokens "lost".
     step
         Tokens that are read at once.
     compared

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 
 import h5py
@@ -67,6 +68,30 @@ def test_info_and_verify_name_the_sets_of_a_store(written):
     text = succeed(zb, "info", written).stdout
     assert re.search(r"field set w \(train\) +w; 32 of 64 records; 4.0 KiB", text)
     assert f"not compared: zb fields verify {written} w" in succeed(zb, "verify", written).stdout
+
+
+def test_the_line_that_compares_a_set_is_typed(tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(64 * 16, dtype=np.uint16).reshape(64, 16))
+    convert(tmp_path / "t.npy", "hdf5", tmp_path / "a b's", batch_size=4)
+    finish(tmp_path / "a b's")
+    [line] = re.findall(r"not compared: (zb .*)", succeed(zb, "verify", tmp_path / "a b's").stdout)
+    succeed(zb, *shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("away", ["", "below"])
+def test_the_sets_of_a_folder_of_arrays_lie_beside_it_however_it_is_named(away, tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    (folder / "below").mkdir(parents=True)
+    np.save(folder / "t.npy", np.arange(64 * 16, dtype=np.uint16).reshape(64, 16))
+    monkeypatch.chdir(folder / away)
+    named = ".." if away else "."
+    finish(named)
+    assert [path.name for path in (tmp_path / "data.fields").iterdir()] == ["w"]
+    assert sorted(os.listdir(folder)) == ["below", "t.npy"]
+    for path in (named, folder):
+        assert "w (train)" in succeed(zb, "fields", "list", path).stdout
+        assert "field set w" in run_zb("verify", path, code=6).stdout
+    assert "none: /" in succeed(zb, "fields", "list", "/").stdout
 
 
 def test_a_report_has_the_facts_of_the_sets_of_a_store(written, tmp_path):

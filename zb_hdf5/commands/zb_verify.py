@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -70,7 +71,8 @@ def _check_of_set(path: Path, name: str, split: str) -> str:
 
     if isinstance(path, RemotePath):
         return "loaders compare each record of it that they read"
-    return f"zb fields verify {path} {name}{'' if split == DEFAULT_SPLIT else f' --split {split}'}"
+    options = [] if split == DEFAULT_SPLIT else ["--split", split]
+    return shlex.join(["zb", "fields", "verify", str(path), name, *options])
 
 
 def _has_way_in(path: Path) -> bool:

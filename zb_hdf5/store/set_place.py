@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ def sets_folders(path: Path) -> list[Path]:
     if stores := stores_by_format(folder):
         return [*(store / SETS_FOLDER for store in stores.values()), own]
     if find_index(folder) is None:
-        return [folder.with_name(folder.name + SETS_SUFFIX)]
+        named = folder if folder.name not in ("", "..") else Path(os.path.realpath(folder))
+        return [named.parent / f"{named.name}{SETS_SUFFIX}"]
     return [own, folder.parent / SETS_FOLDER] if len(stores_by_format(folder.parent)) > 1 else [own]
 
 

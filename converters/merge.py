@@ -19,7 +19,7 @@ from zb_hdf5.converters.stream_target import FACTS_KEPT, TOKEN_FILES, StreamFile
 from zb_hdf5.converters.trainer_target import TrainerFiles
 from zb_hdf5.documents.document_table import check_documents
 from zb_hdf5.errors import Remedy
-from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove
+from zb_hdf5.files.publishing import PartialDirectory, partial_path, remove, require_name
 from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SETS_FOLDER
 from zb_hdf5.store.agreement import require_agreement
 from zb_hdf5.store.set_place import replaceable_names
@@ -52,6 +52,7 @@ def merge_parts(
         The index of the merged store; of files of another trainer, one that is not written.
     """
     destination = Path(destination)
+    require_name(destination)
     waiting = partial_path(destination)
     if not journal_paths(waiting) and (destination / INDEX_NAME).exists():
         return ShardIndex.load(destination)  # it was merged before

@@ -41,7 +41,7 @@ from zb_hdf5.converters.sources import (
 from zb_hdf5.errors import conversion_call
 from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
-from zb_hdf5.files.publishing import require_present
+from zb_hdf5.files.publishing import require_name, require_present
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.document_source import missing_members
@@ -280,8 +280,7 @@ def _require_place(path: Path) -> None:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise ConvertError(f"{parent}: no such folder; make it first, or choose another output")
-    if not path.name:
-        raise ArgumentError(f"{path}: has no name of its own; give the folder or file to write")
+    require_name(path)
 
 
 def _is_one_file(conversion: Conversion, path: Path, holds_out: bool) -> bool:

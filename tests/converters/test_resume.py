@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from array_tokens import npy_source
+from commandline import one_error, run
 from commandline import report_of as json_of
-from commandline import run
 from commandline import succeed as run_well
 from contents import files_in
 from contract import is_refused
@@ -695,6 +695,7 @@ def test_a_source_in_the_way_of_the_work_and_odd_destinations_are_told_in_words(
     assert files_in(tmp_path / "s.partial") == before
     monkeypatch.chdir(tmp_path)
     assert "no name of its own" in fail(2, "npy-to-hdf5", source, ".", *OPTIONS)
+    assert "no name of its own" in one_error(run(zb, "index", "merge", "."), 2)
     assert "no such folder" in fail(1, "npy-to-hdf5", source, tmp_path / "a" / "b", *OPTIONS)
     os.mkfifo(tmp_path / "fifo.npy")
     assert "found neither" in fail(1, "npy-to-hdf5", tmp_path / "fifo.npy", tmp_path / "out", *OPTIONS)

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 import numpy.typing as npt
 
-from zb_hdf5.errors import ConvertError, ExistsError, NotFoundError, Remedy, UnavailableError
+from zb_hdf5.errors import ArgumentError, ConvertError, ExistsError, NotFoundError, Remedy, UnavailableError
 from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.paths import RemotePath, local_path, on_failure, open_file, regular
 from zb_hdf5.files.replaced_files import ReplacedFiles, owner_of
@@ -454,6 +454,12 @@ def remove_journals(folder: Path) -> None:
 def partial_path(path: Path) -> Path:
     """Return the path under which a file or folder is made, before it gets its final name."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def require_name(path: Path) -> None:
+    """Raise `ArgumentError` if a path to write has no name: `.` and `/` have none."""
+    if not path.name:
+        raise ArgumentError(f"{path}: has no name of its own; give the folder or file to write")
 
 
 def require_present(path: Path) -> None:

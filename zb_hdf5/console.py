@@ -321,7 +321,7 @@ def as_notes() -> Iterator[None]:
 
 
 def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--dataset`, `--axes`, `--channel` and `--unwritten`, which name the ids of HDF5 files of other programs."""
+    """Add the options that name the ids, and the fields, of HDF5 files of other programs."""
     dataset = foreign_option(
         "--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]"
     )
@@ -334,16 +334,16 @@ def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(UNWRITTEN),
         help="Rows that were never written: take a fill value, or drop them.",
     )
-    return dataset(axes(channel(unwritten(command))))
+    field_channel = foreign_option(
+        "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
+    )
+    return dataset(axes(channel(unwritten(field_channel(command)))))
 
 
 def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for a split, and for files that do not tell how they are read: the command takes a `ReadAs`."""
 
     @one_dataset_options
-    @foreign_option(
-        "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
-    )
     @headerless_options
     @foreign_option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
     @option_group("Splits")("--split", help="Split to read: train, val, test, or all. [default: as described above]")

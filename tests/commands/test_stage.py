@@ -230,7 +230,7 @@ def test_a_full_cache_is_said_and_no_error(train_file, folder, monkeypatch):
     staged_line, left_line = done.stdout.splitlines()
     assert staged_line.startswith("staged    2")
     assert left_line.startswith("left out  4")
-    assert left_line.endswith("batches: the cache or its disk is full; see 'zb cache'")
+    assert left_line.endswith(f"batches: the cache or its disk is full; see 'zb cache ls {folder}'")
     assert re.fullmatch(r"stage: 100%  [\d.]+ .?B/s  in \d+:\d\d", done.stderr.splitlines()[-1]), "no more comes"
 
 

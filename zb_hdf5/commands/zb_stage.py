@@ -21,6 +21,7 @@ from zb_hdf5.console import (
     Progress,
     counted,
     format_bytes,
+    one_word,
     output_options,
 )
 from zb_hdf5.errors import ArgumentError
@@ -109,13 +110,13 @@ def zb_stage(
         loader.set_epoch(epoch)
     with Progress("stage", 0, unit="B") as progress:
         report = stage_batches(loader, cache, fields, [*chain(*ranks)], world_size, progress, sets)
-    lines = _lines_of(report, report["unit"], " of tokens and fields" if fields else "", "staged")
+    lines = _lines_of(folder, report, report["unit"], " of tokens and fields" if fields else "", "staged")
     for name, of_set in report.get("field_sets", {}).items():
-        lines += _lines_of(of_set, "record", " of its fields", f"field set {name}")
+        lines += _lines_of(folder, of_set, "record", " of its fields", f"field set {name}")
     return Output(report, lines)
 
 
-def _lines_of(report: dict[str, Any], noun: str, columns: str, title: str) -> list[tuple[str, str]]:
+def _lines_of(folder: Path, report: dict[str, Any], noun: str, columns: str, title: str) -> list[tuple[str, str]]:
     """Return the lines of the units that were staged of some columns, and of those that the cache has no room for.
 
     Each column has units of its own, so that two fields of 8 records are 16 units.
@@ -125,5 +126,6 @@ def _lines_of(report: dict[str, Any], noun: str, columns: str, title: str) -> li
     size = f"{counted(units, noun)}{columns}, {format_bytes(report['num_bytes'])}"
     lines = [(title, f"{held:,} of {size}; {report['present']:,} were there already")]
     if left := units - held:
-        lines.append(("left out", f"{counted(left, noun)}{columns}: the cache or its disk is full; see 'zb cache'"))
+        see = f"'zb cache ls {one_word(str(folder))}'"
+        lines.append(("left out", f"{counted(left, noun)}{columns}: the cache or its disk is full; see {see}"))
     return lines

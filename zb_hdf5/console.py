@@ -65,8 +65,8 @@ TYPED: Final = {
     Remedy.FEWER_WORKERS: "run the same command with --resume, and perhaps fewer --workers",
     Remedy.RESUME_WHOLE: "run it again with --resume",
     Remedy.PARTS_FIRST: "run 'zb convert ... --shard-range I/N' first",
-    Remedy.MISSING_PARTS: "run the same 'zb convert ... --resume' with --shard-range I/N for each (in a Slurm array: "
-    "sbatch --array={at}), then merge",
+    Remedy.MISSING_PARTS: "run the same 'zb convert ... --resume --shard-range I/N' for each (in a Slurm array: sbatch "
+    "--array={at}), then merge",
     Remedy.OTHER_PART: "run 'zb convert ... --shard-range {at} --force' with the arguments of the others, then merge",
     Remedy.DROP_REMAINDER: "pass --remainder drop",
     Remedy.MPI_WORLD: "use srun --mpi=pmix or --mpi=pmi2, whichever this MPI library was built for (see 'srun "
@@ -86,9 +86,9 @@ TYPED: Final = {
     Remedy.SOURCE_DTYPE: "if it has ids and no header, pass their dtype, such as --source-dtype uint16",
     Remedy.TEXT_COLUMN: "pass --text-column with one of their keys: {at}",
     Remedy.IDS: "its column {at} has ids: pass --from hf, and no --tokenizer",
-    Remedy.TRAIN: "train both with 'zb tokenizer train'",
+    Remedy.TRAIN: "train both with 'zb tokenizer train TEXT -o {at} --force'",
     Remedy.TOKENIZER: "take the tokenizer.json of your model, or make one with 'zb tokenizer train TEXT -o tok.json'",
-    Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5' for them",
+    Remedy.OTHER_KIND: "run 'zb convert {at}-to-hdf5 ...' for them",
     Remedy.REMAINDER: "pass --remainder drop, or --remainder pad if the source is not a store",
     Remedy.FILL_A_BATCH: "pass a smaller --batch-size, or --remainder pad if the source is not a store",
     Remedy.FILL_THE_SHARDS: "pass a smaller --shards",

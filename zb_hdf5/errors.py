@@ -26,7 +26,7 @@ class Remedy(StrEnum):
     REBUILD_FORCE = "if the shards are the right ones, rebuild the index with rebuild_index(force=True)"
     DO_WITHOUT = "restore them, or pass force=True to do without"
     LEAVE_OUT = "restore it, or pass overwrite=True to leave it out of the store"
-    DROP_SETS = "pass drop_field_set=('{at}',) to remove them, too, or choose another destination"
+    DROP_SETS = "pass drop_field_set={names} to remove them, too, or choose another destination"
     LEAVE_SETS = "pass field_set=() to leave them behind"
     REPLACE = "remove it, or ask to replace it"
     RESUME = "resume the conversion"
@@ -44,7 +44,7 @@ class Remedy(StrEnum):
     TOKENS_ONLY = "convert to HDF5, or pass tokens_only to leave them behind"
     ONE_KIND = "write these fields alike in all files, or pass tokens_only to leave them behind"
     DIGESTS = "make a file of digests with write_digests, or convert them to a store"
-    CRC32 = "restore it, or make one for the batches as they are now with add_crc32_file"
+    CRC32 = "restore it, or make one for the batches as they are now with zb_hdf5.store.rebuild.add_crc32_file"
     CONVERT = "to make a store of other files, run convert('{at}', 'hdf5', destination)"
     DATASET = "pass dataset= to ReadAs or convert, with one of its integer datasets: {at}"
     CHANNELS = (
@@ -59,7 +59,7 @@ class Remedy(StrEnum):
     FILL = "pass unwritten='fill' to take the fill value {at} for them"
     SOURCE_DTYPE = "if it has ids and no header, pass their dtype to ReadAs or convert, such as source_dtype='uint16'"
     TEXT_COLUMN = "pass text_column= with one of their keys: {at}"
-    IDS = "its column {at} has ids: pass source_format='hf'"
+    IDS = "its column {at} has ids: pass source_format='hf', and no tokenizer"
     TRAIN = "train both with train_tokenizer"
     TOKENIZER = "take the tokenizer.json of your model, or make one with train_tokenizer"
     OTHER_KIND = "leave out the kind to open them"
@@ -69,13 +69,13 @@ class Remedy(StrEnum):
     RECORD_LENGTH = "pass the seq_len of the records"
     KEEP_DTYPE = "leave out dtype"
     HDF5_FOR_UINT8 = "write HDF5: open_writer('train.h5', ..., dtype='uint8'); or pass dtype='uint16'"
-    MAX_LINE = "if it is right, pass a larger max_line, such as '1GiB'"
+    MAX_LINE = "if it is right, pass a larger bound, such as max_line='1GiB'"
     BOUND = "if it is right, set ZB_MAX_LINE={at} in the environment"
     FORCE = "force=True takes the position all the same"
 
     def about(self, at: str) -> str:
-        """Return the cure, with its object where its words name that."""
-        return self.format(at=at)
+        """Return the cure, with its object where its words name that: `at`, or the names that this lists."""
+        return self.format(at=at, names=tuple(at.split(",")))
 
 
 def conversion_call(

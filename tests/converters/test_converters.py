@@ -445,7 +445,8 @@ def test_a_source_of_the_other_format_is_refused(command, suffix, tmp_path):
     wrong = tmp_path / f"wrong{suffix}"
     write_batches(wrong, numbered(8).reshape(2, 4, SEQ_LEN))
     message = fail(1, command, wrong, tmp_path / f"out{suffix}")
-    assert re.search(rf"asked for backend .*; run 'zb convert {command.split('-')[2]}-to-hdf5' for them", message)
+    found = command.split("-")[2]
+    assert re.search(rf"asked for backend .*; run 'zb convert {found}-to-hdf5 \.\.\.' for them", message)
     assert "'SRC...'. Pass the sources, then DST." in run(convert, "npy-to-hdf5", wrong).stderr
 
 

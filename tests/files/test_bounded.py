@@ -122,7 +122,7 @@ def test_lines_are_those_of_the_file_however_long_they_are():
         for each in (data, data + b"\n"):
             assert [bytes(line) for line in lines(each)] == list(io.BytesIO(each))
     assert lines(b"0123456789\n012345678", most=11) == [b"0123456789\n", b"012345678"]
-    with pytest.raises(FormatError, match=r"at most 10 bytes, found a longer one from byte 3 on; .* larger max_line"):
+    with pytest.raises(FormatError, match=r"at most 10 bytes, found a longer one from byte 3 on; .*max_line='1GiB'"):
         lines(b"12\n0123456789A", most=10)
 
 
@@ -189,10 +189,10 @@ def test_a_call_moves_the_bound_by_a_size_in_words(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(LONG["two.jsonl"][0])
     options = {"tokenizer": "byte", "workers": 1}
-    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger max_line, such as '1GiB'"):
+    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger bound, such as max_line='1GiB'"):
         convert(path, "stream", tmp_path / "out", max_line="1kB", **options)
     convert(path, "stream", tmp_path / "out", max_line=4096, **options)
-    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger max_line, such as '1GiB'"):
+    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger bound, such as max_line='1GiB'"):
         train_tokenizer(path, tmp_path / "tok.json", 300, max_line="1kB")
 
 

@@ -336,7 +336,7 @@ def test_files_of_another_kind_name_the_command_that_reads_them(kind, name, comm
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(ConvertError, match="files are there; leave out the kind") as caught:
         open_documents([tmp_path if in_folder else tmp_path / name], kind)
-    assert message_of(caught.value).endswith(f"files are there; run 'zb convert {command}' for them")
+    assert message_of(caught.value).endswith(f"files are there; run 'zb convert {command} ...' for them")
 
 
 @pytest.mark.parametrize(

@@ -521,7 +521,7 @@ def test_a_verdict_names_the_command_and_the_file(long):
     path, digests = long
     flip(path, 128)
     found = one_error(run_zb("show", path, "--batch", 0, "--digests", digests), code=3)
-    assert found.endswith(f"run 'zb verify {path.parent} --digests FILE'")
+    assert found.endswith(f"run 'zb verify {path} --digests FILE'")
     assert "long.npy: chunk 0 is the first bad one" in run_zb("verify", path, "--digests", digests, code=3).output
 
 

@@ -279,7 +279,7 @@ def test_the_jobs_of_an_array_write_the_same_folder(target, streams, tmp_path, m
         report = convert(streams / "loss.h5", target, parts, **how, shard_range=(job, 3))
         assert report.destination == partial_path(parts)
         message = one_error(run_zb("index", "merge", parts))
-        assert "with --shard-range I/N for each" in message
+        assert "--resume --shard-range I/N' for each" in message
     assert not parts.exists()
     is_refused(ConvertError, lambda: convert(streams / "loss.h5", target, parts, **how | {"shards": 3},
                                              shard_range=(1, 3), resume=True), match="another conversion")  # fmt: skip

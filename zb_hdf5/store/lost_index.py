@@ -12,7 +12,7 @@ from zb_hdf5.errors import FormatError, IncompleteError, Remedy, counted
 from zb_hdf5.files.objects import names_below
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.spec import INDEX_NAME, SHARD_PREFIX
+from zb_hdf5.spec import INDEX_NAME, JOURNAL_PREFIX, SHARD_PREFIX
 
 #: Names of a folder that a message shows.
 NAMES_SHOWN: Final = 5
@@ -21,7 +21,9 @@ NAMES_SHOWN: Final = 5
 def no_index(folder: Path) -> FormatError:
     """Return the error for a folder that has no `shards.json`; it describes the content of the folder."""
     if folder.name.endswith(PARTIAL_SUFFIX):
-        return IncompleteError(f"{folder}: its conversion is not finished", remedy=Remedy.RESUME, at=folder)
+        has_journal = not isinstance(folder, RemotePath) and any(folder.glob(f"{JOURNAL_PREFIX}*"))
+        remedy = Remedy.RESUME if has_journal else Remedy.RESUME_WHOLE  # without one there is no progress to show
+        return IncompleteError(f"{folder}: its conversion is not finished", remedy=remedy, at=folder)
     if isinstance(folder, RemotePath):
         return _no_index_in_a_bucket(folder)
     if not folder.is_dir():

@@ -270,8 +270,9 @@ def _index_like(old: ShardIndex, paths: list[Path], progress: CountFiles) -> Sha
     return replace(index, meta=replace(index.meta, **kept), live_id=live_id)
 
 
-def add_crc32_file(path: Path) -> Path | None:
+def add_crc32_file(path: str | os.PathLike[str]) -> Path | None:
     """Write the `<path>.crc32` of a file of a format that holds no crc32 rows; None if it has one."""
+    path = local_path(path)
     with Look(path) as look:
         name = detect_backend(look) if path.is_file() else ""
     if not name or not FORMATS[name].has_sidecar:

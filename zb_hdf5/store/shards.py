@@ -530,10 +530,11 @@ class Sharded(Tokens):
             rows = None if is_known else file.crc32_rows()
             problem = "" if is_known else self._problem(file.tokens, rows, entry, unit)
             if problem:
+                is_alone = flat is not None and len(self.index.shards) == 1  # others may lie in its folder
                 raise ChecksumError(
                     f"{file.path}: {problem}: the file is damaged, or belongs elsewhere",
                     remedy=Remedy.VERIFY if rows is None else rows.remedy,
-                    at=file.path.parents[entry.path.count("/")],
+                    at=file.path if is_alone else file.path.parents[entry.path.count("/")],
                 )
             file.check_reads(self._verify)
         return file.tokens

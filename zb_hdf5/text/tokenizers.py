@@ -435,6 +435,7 @@ def _encoding_of_file(path: Path) -> Any:
             f"{path}: expected {sidecar.name} in the same folder, which describes how text is split; pass "
             "hf:tokenizer.json, or the name of an encoding, tiktoken:cl100k_base",
             remedy=Remedy.TRAIN,
+            at=sidecar,
         )
     content = _read_tokenizer_json(sidecar)
     lines = read_whole(path).splitlines()

@@ -235,10 +235,12 @@ def _no_documents(path: Path, store: StoreCorpus, read_as: ReadAs) -> ArgumentEr
         named = {"source_format": store.backend, **read_as.given}
         cure = f"take each file as one document: {conversion_call(path, STREAM_LAYOUT, **named, tokens_only=True)}"
     elif flat_format(store.backend) is not None:
-        cure = "pass boundary_token_id, the token between them, or source_format='bin' to cut records"
+        cut_as = "npy" if store.backend == "npy" else "bin"  # which alone has a header
+        call = conversion_call(path, "hdf5", source_format=cut_as, **read_as.given)
+        cure = f"pass boundary_token_id, the token between them, or cut records: {call}"
     return ArgumentError(
         f"{path}: expected a stream with documents, found none{without_documents(store)}: {cure}",
-        options=["boundary_token_id", "source_format"],
+        options=["boundary_token_id"],
     )
 
 

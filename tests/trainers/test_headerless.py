@@ -430,12 +430,26 @@ def test_conversions_need_the_dtype_too(train, tmp_path):
         assert message.endswith("if it has ids and no header, pass their dtype, such as --source-dtype uint16")
     of_olmo = ("--from", "olmo", "--source-dtype", "uint16", "--seq-len", 50, "--packing", "best-fit")
     message = one_error(run(convert_commands, tmp_path / "array.npy", tmp_path / "out", *of_olmo))
-    assert "pass --boundary-token-id, the token between them, or --from bin to cut records" in message
+    assert "pass --boundary-token-id, the token between them, or cut records: " in message
+    line = f"zb convert {tmp_path / 'array.npy'} DST --to hdf5 --from bin --source-dtype uint16"
+    assert message.endswith(line)
+    typed = line.replace("DST", f"{tmp_path / 'out'} --seq-len 50 --batch-size 2")
+    assert run(convert_commands, *typed.split()[2:]).exit_code == 0
     is_refused(
         errors.ArgumentError,
         lambda: convert(GOLDEN / "bin/gpt2", "hdf5", tmp_path / "out", source_dtype="uint16", seq_len=50),
         match="source_dtype is for files without a header, found 'bin'",
     )
+
+
+def test_an_array_with_a_header_has_its_own_line_to_cut_records(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(800, dtype=np.uint16))
+    stream = ("stream-to-hdf5", tmp_path / "a.npy", tmp_path / "out", "--seq-len", 50)
+    message = one_error(run(convert_commands, *stream))
+    line = f"zb convert {tmp_path / 'a.npy'} DST --to hdf5 --from npy"
+    assert message.endswith(line)
+    typed = line.replace("DST", f"{tmp_path / 'out'} --seq-len 50 --batch-size 2")
+    assert run(convert_commands, *typed.split()[2:]).exit_code == 0
 
 
 def test_a_conversion_goes_on_with_the_same_dtype_only(train, tmp_path):

@@ -1,7 +1,7 @@
-"""Read documents or records by grain's DataLoader with two workers, and print them: KIND PATH MASK COUNT [STATE].
+"""Read documents or records by grain's DataLoader with two workers, and print them: KIND PATH MASK DTYPE COUNT [STATE].
 
 COUNT of them are taken, or all, and the state after them is written to the file STATE; a state that is there is
-loaded first. MASK is the name of a field, or "".
+loaded first. MASK is the name of a field, DTYPE that of the ids in files without a header; "" is none.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import grain
 import numpy as np
 
-from zb_hdf5 import StoreRecords, open_corpus
+from zb_hdf5 import ReadAs, StoreRecords, open_corpus
 
 
 class DocumentAsText(grain.transforms.Map):
@@ -32,9 +32,9 @@ class RecordAsText(grain.transforms.Map):
         return json.dumps(record, default=np.ndarray.tolist)
 
 
-def main(kind, path, mask, count, state=None):
+def main(kind, path, mask, dtype, count, state=None):
     if kind == "documents":
-        source = open_corpus(path).documents
+        source = open_corpus(path, read_as=ReadAs(source_dtype=dtype or None)).documents
         as_text = DocumentAsText(mask)
     else:
         source = StoreRecords(path, fields=(mask,), documents=True, metadata=True)

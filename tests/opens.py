@@ -19,7 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,8 +62,8 @@ def opens_of(folder: Path, kinds: list[str]) -> dict[str, dict[str, Counter[str]
     return found
 
 
-class Traced(NamedTuple):
-    """The calls of one process of a job below a path.
+class Calls(NamedTuple):
+    """The calls of one process below a path.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Traced(NamedTuple):
     looks
         Facts that were asked for by a path: of a file, a folder or a file system.
     reads, num_bytes
-        Reads by position, and their bytes; the looks for a page in memory are of one byte, and none of them.
+        Reads, and their bytes; the looks for a page in memory are of one byte, and none of them.
     """
 
     opens: int
@@ -80,33 +80,63 @@ class Traced(NamedTuple):
     reads: int
     num_bytes: int
 
+    @classmethod
+    def of(cls, processes: Iterable[Calls]) -> Calls:
+        """Return the calls of several processes together."""
+        return cls(*map(sum, zip(*processes, strict=True)))
+
+
+class Traced(NamedTuple):
+    """The calls of a rank of a job: until its loader is there, and in the steps of an epoch."""
+
+    opening: Calls
+    steps: Calls
+
 
 #: Calls of a process that are followed; with -y each descriptor has its path.
-_CALLS: Final = "open,openat,stat,lstat,newfstatat,statx,statfs,pread64,preadv,preadv2"
-_READ: Final = re.compile(r"^pread\w*\(\d+<([^>]+)>.*\) = (\d+)$")
+_CALLS: Final = "open,openat,stat,lstat,newfstatat,statx,statfs,read,readv,pread64,preadv,preadv2"
+_READ: Final = re.compile(r"^p?read\w*\(\d+<([^>]+)>.*\) = (\d+)$")
 _LOOKED: Final = re.compile(r'^(?:statfs|stat|lstat|newfstatat|statx)\((?:AT_FDCWD[^,]*, )?"([^"]+)"')
 
 
+def twin_of(path: Path, folder: Path) -> Path:
+    """Return a copy of some data in a new folder; of a lone file with the files of other endings beside it."""
+    folder.mkdir(parents=True)
+    if path.is_dir():
+        shutil.copytree(path, folder / path.name)
+    else:
+        for each in path.parent.glob(f"{path.stem}.*"):
+            shutil.copy(each, folder)
+    return folder / path.name
+
+
 def ranks_of(folder: Path, path: Path, world_sizes: Sequence[int], **options: Any) -> dict[int, list[Traced]]:
-    """Return world size -> the calls of each rank below a path, in an epoch of a real job of so many processes."""
+    """Return world size -> the calls of each rank below a path, in an epoch of a real job of so many processes.
+
+    Nothing of the path is known to them: a copy of it has made the process from which they fork import all modules.
+    """
     program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py"]
-    arguments = [path, json.dumps(options), *map(str, world_sizes)]
+    arguments = [path, twin_of(path, folder / "twin"), json.dumps(options), *map(str, world_sizes)]
     how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "rank"]
     subprocess.run(["strace", *how, *program, *arguments], check=True, env=environment(), timeout=300)
-    found: dict[int, list[Traced]] = {size: [] for size in world_sizes}
+    below = str(path if path.is_dir() else path.with_suffix(""))
+    found: dict[int, dict[int, Traced]] = {size: {} for size in world_sizes}
     for trace in folder.glob("rank.*"):
         _, mark, after = trace.read_text(errors="replace").partition(MARK)
         if mark:
-            found[int(after.split("/")[0])].append(_traced(after.splitlines(), f"{path}"))
-    return found
+            opening, _, steps = after.partition(MARK)
+            size, rank, _ = opening.split("/", 2)
+            calls = (_calls(part.splitlines(), below) for part in (opening, steps))
+            found[int(size)][int(rank)] = Traced(*calls)
+    return {size: [ranks[rank] for rank in range(size)] for size, ranks in found.items()}
 
 
-def _traced(lines: list[str], path: str) -> Traced:
+def _calls(lines: list[str], path: str) -> Calls:
     opens = [match for match in map(_OPENED.search, lines) if match and match[1].startswith(path)]
     looks = [match for match in map(_LOOKED.match, lines) if match and match[1].startswith(path)]
     reads = [int(match[2]) for match in map(_READ.match, lines) if match and match[1].startswith(path)]
     large = [size for size in reads if size > 1]
-    return Traced(len(opens), len(looks), len(large), sum(large))
+    return Calls(len(opens), len(looks), len(large), sum(large))
 
 
 def use(kind: Any, name: str, folder: Path) -> None:

@@ -358,7 +358,8 @@ MEASURING: dict[str, tuple[Any, ...]] = {"doctor": ("doctor", "h5"), "bench": ("
 _OF_MACHINE = frozenset((
     "bytes", "seconds", "modified", "created", "version", "started", "host", "free", "memory_bytes", "workers",
     "total_bytes", "temp_bytes", "largest_part_bytes", "largest_shard_bytes", "num_bytes", "index_bytes",
-    "opens_at_opening", "opens_per_epoch", "opens_of_all", "looks_at_opening",
+    "opens_at_opening", "opens_per_epoch", "opens_of_all", "looks_at_opening", "opening_bytes",
+    "node_opens_at_opening", "node_opens_per_epoch", "node_looks_at_opening", "node_opening_bytes",
     "tokens_per_second", "left_s", "shuffle",  # which names the part of its source that was in the page cache
 ))  # fmt: skip
 

@@ -17,14 +17,18 @@ from zb_hdf5.commands.zb_plan import NAMES_OF_FIGURES
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a store of 8 shards, a store of streams, a folder of arrays and an HDF5 file of another program."""
+    """A folder with stores of 8 shards, a store of streams, and files that are read in place."""
     folder = tmp_path_factory.mktemp("plan")
     tokens = np.random.default_rng(1).integers(0, 50_000, (1_030, 16), dtype=np.uint16)
     np.save(folder / "records.npy", tokens)
     (folder / "arrays").mkdir()
-    for number, part in enumerate(np.split(tokens[:1_024].reshape(-1), 4)):
+    (folder / "megatron").mkdir()
+    for number, part in enumerate(np.split(tokens[:1_020].reshape(-1), 4)):  # 85 batches of 48 tokens
         np.save(folder / "arrays" / f"{number}.npy", part)
+        how = {"boundary_token_id": int(part[-1]), "workers": 1}
+        convert(folder / "arrays" / f"{number}.npy", "megatron", folder / "megatron" / f"{number}.bin", **how)
     convert(folder / "records.npy", "hdf5", folder / "store", batch_size=4, shards=8, workers=1, shuffle=False)
+    convert(folder / "records.npy", "batch", folder / "batch", batch_size=4, shards=8, workers=1, shuffle=False)
     convert(folder / "arrays", "stream", folder / "streams", boundary_token_id=1, workers=1)
     with h5py.File(folder / "foreign.h5", "w") as h5:
         h5["tokens"] = tokens
@@ -33,9 +37,11 @@ def folder(tmp_path_factory):
 
 #: Path -> the shape of the batches.
 KINDS = {
+    "batch": {},
     "streams": {"batch_size": 2, "seq_len": 24},
     "arrays": {"batch_size": 2, "seq_len": 24},
-    "foreign.h5": {"batch_size": 4},
+    "megatron": {"batch_size": 2, "seq_len": 24},
+    "foreign.h5": {"batch_size": 1},
 }
 
 
@@ -61,7 +67,8 @@ def test_steps_and_bytes_are_those_of_the_loader(folder):
     assert values["node_bytes_per_epoch"] == 28 * 8 * 3 * 16 * 2
     assert values["epochs"] == pytest.approx(100 / 28)
     assert values["hours"] == pytest.approx(50 / 3600)
-    assert values["index_bytes"] == (path / "shards.json").stat().st_size
+    assert values["opening_bytes"] == values["index_bytes"] == (path / "shards.json").stat().st_size
+    assert values["node_opening_bytes"] == 8 * values["opening_bytes"]
     assert 0 < values["read_s"] < values["first_batch_s"]
     assert [name for name in how if how[name] == "measured"] == ["first_batch_s", "read_s"]
     assert {
@@ -95,59 +102,128 @@ def test_a_job_that_is_too_large_for_the_data_is_refused(folder):
     assert "1,028 records are too few for 8,192 ranks with batches of 4; pass a smaller" in text
 
 
+#: The sizes of the jobs that are traced, and the ranks of a node.
+WORLD_SIZES = (1, 8, 64)
+RANKS_OF_NODE = 8
+
+
+def of_nodes(calls):
+    """Return the calls of the ranks of each node together."""
+    return [opens.Calls.of(calls[first : first + RANKS_OF_NODE]) for first in range(0, len(calls), RANKS_OF_NODE)]
+
+
+def counts_of(traced):
+    """Return what was counted in a real job, by the names of the figures of its plan."""
+    opening = [each.opening for each in traced]
+    whole = [opens.Calls.of(each) for each in traced]
+    assert len(set(opening)) == 1
+    return {
+        "opens_at_opening": opening[0].opens,
+        "node_opens_at_opening": of_nodes(opening)[0].opens,
+        "looks_at_opening": opening[0].looks,
+        "node_looks_at_opening": of_nodes(opening)[0].looks,
+        "opening_bytes": opening[0].num_bytes,
+        "node_opening_bytes": of_nodes(opening)[0].num_bytes,
+        "opens_per_epoch": max(each.opens for each in whole),
+        "node_opens_per_epoch": max(each.opens for each in of_nodes(whole)),
+        "opens_of_all": sum(each.opens for each in whole),
+    }
+
+
+#: Path -> the opens of a rank at opening, as the page of large jobs has them: of 4 files.
+AT_OPENING = {"streams": 2, "arrays": 2 * 4, "megatron": 1 + 3 * 4}
+#: Path -> the reads of each file that is opened in steps: of a unit, and of crc32 values, which may be another file.
+PROOFS = {"streams": 2, "batch": 1}
+
+
+def require_steps_as_planned(traced, values, num_proofs):
+    """In steps nothing is looked at, and all that is read are the batches, and the proofs of files that are opened."""
+    steps = [each.steps for each in traced]
+    of_batches = values["steps"] * values["bytes_per_step"]
+    proof_bytes, node_proof_bytes = (values.get(name, 0) for name in ("proof_bytes", "node_proof_bytes"))
+    assert max(each.num_bytes for each in steps) == of_batches + proof_bytes
+    assert (
+        max(each.num_bytes for each in of_nodes(steps))
+        == min(len(steps), RANKS_OF_NODE) * of_batches + node_proof_bytes
+    )
+    for each in steps:
+        assert each.looks == 0
+        assert each.reads == values["steps"] * values["reads_per_step"] + num_proofs * each.opens
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace, which counts what HDF5 opens")
 @pytest.mark.parametrize("kind", KINDS)
-def test_opens_of_streams_and_of_files_in_place_are_those_of_a_real_job(folder, kind, tmp_path):
-    found = opens.ranks_of(tmp_path, folder / kind, [4], **KINDS[kind])
-    values, _ = plan(folder / kind, 4, KINDS[kind])
-    counts = [each.opens for each in found[4]]
-    assert len(counts) == 4
-    assert (max(counts), sum(counts)) == (values["opens_per_epoch"], values["opens_of_all"])
+def test_calls_of_streams_and_of_files_in_place_are_those_of_real_jobs(folder, kind, tmp_path):
+    path = folder / kind
+    (tmp_path / "traces").mkdir()
+    found = opens.ranks_of(tmp_path / "traces", path, WORLD_SIZES, access="pread", **KINDS[kind])
+    for ranks, traced in found.items():
+        values, _ = plan(opens.twin_of(path, tmp_path / f"{ranks}"), ranks, KINDS[kind])  # no fact of it is known
+        counts = counts_of(traced)
+        assert counts["opens_at_opening"] == AT_OPENING.get(kind, 2)
+        if kind == "foreign.h5":  # HDF5 does not tell what it reads
+            del counts["opening_bytes"], counts["node_opening_bytes"]
+        assert counts == {name: values[name] for name in counts}
+        require_steps_as_planned(traced, values, PROOFS.get(kind, 0))
 
 
 #: The page of large jobs, with a table of counts.
 PAGE = Path(__file__).parents[2] / "docs" / "large_jobs.md"
 
 
-def row_of_page(beginning):
-    """Return the counts of a row of the table: of 1, 8 and 64 processes, and those of 10,000 by arithmetic."""
-    [cells] = re.findall(rf"^\| {re.escape(beginning)}[^|]*\|(.*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return [int(cell.replace(",", "")) for cell in cells.split("|")]
+def rows_of_page():
+    """Return the counts of each row of the table: of 1, 8 and 64 processes, and those of 10,000 by arithmetic."""
+    rows = re.findall(r"^\| (\w[^|:,]*)[^|]*\| ([\d,| ]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name.strip(): [int(cell.replace(",", "")) for cell in cells.split("|")] for name, cells in rows}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace")
-def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(tmp_path):
+def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the index names the source
     (tmp_path / "traces").mkdir()
-    np.save(tmp_path / "records.npy", np.arange(16_384 * 512, dtype=np.uint16).reshape(16_384, 512))
+    np.save("records.npy", np.arange(16_384 * 512, dtype=np.uint16).reshape(16_384, 512))
     path = tmp_path / "store"
-    convert(tmp_path / "records.npy", "hdf5", path, batch_size=8, shards=16, workers=1, shuffle=False)
-    found = opens.ranks_of(tmp_path / "traces", path, [1, 8, 64], access="pread")
+    convert("records.npy", "hdf5", path, batch_size=8, shards=16, workers=1, shuffle=False)
+    found = opens.ranks_of(tmp_path / "traces", path, WORLD_SIZES, access="pread")
+    rows = rows_of_page()
     for place, (ranks, traced) in enumerate(found.items()):
         values, _ = plan(path, ranks, {})
-        counts = {
+        counts = counts_of(traced)
+        assert counts == {name: values[name] for name in counts}
+        require_steps_as_planned(traced, values, 2)
+        of_batches = values["steps"] * values["bytes_per_step"]
+        shown = {
             "steps of each": values["steps"],
-            "opens of each at opening": values["opens_at_opening"],
-            "looks of each": max(each.looks for each in traced),
-            "shards that each opens": max(each.opens for each in traced) - 2,
-            "opens of all": sum(each.opens for each in traced),
+            "opens of each at opening": counts["opens_at_opening"],
+            "opens of a node at opening": counts["node_opens_at_opening"],
+            "looks of each at opening": counts["looks_at_opening"],
+            "looks of a node at opening": counts["node_looks_at_opening"],
+            "bytes of each at opening": counts["opening_bytes"],
+            "bytes of a node at opening": counts["node_opening_bytes"],
+            "shards that each opens": counts["opens_per_epoch"] - counts["opens_at_opening"],
+            "opens of a node in the epoch": counts["node_opens_per_epoch"],
+            "opens of all in the epoch": counts["opens_of_all"],
             "reads of each in a step": values["reads_per_step"],
-            "bytes of each in its steps": values["steps"] * values["bytes_per_step"],
-            "bytes of each to prove": values["proof_bytes"],
+            "bytes of each in its steps": of_batches,
+            "bytes of a node in its steps": min(ranks, RANKS_OF_NODE) * of_batches,
+            "bytes of each to prove the shards": values["proof_bytes"],
+            "bytes of a node to prove the shards": values["node_proof_bytes"],
         }
-        assert counts == {name: row_of_page(name)[place] for name in counts}
-        assert counts["opens of all"] == values["opens_of_all"]
-        assert max(each.opens for each in traced) == values["opens_per_epoch"]
-        assert {each.looks for each in traced} == {values["looks_at_opening"]}
-        most = max(each.num_bytes for each in traced)
-        assert most == counts["bytes of each in its steps"] + counts["bytes of each to prove"]
+        assert shown == {name: row[place] for name, row in rows.items()}
 
 
 def test_the_figures_of_10_000_ranks_follow_from_the_counts():
     shards, batches, batch_bytes = 1_024, 2**43 // 2**16, 8 * 4_096 * 2
-    row = {name: row_of_page(name) for name in ("steps", "opens of all", "bytes of each in", "bytes of each to")}
-    assert row["steps"][3] == batches // 10_000
-    assert row["opens of all"][3] == 10_000 * (2 + shards)
-    assert row["bytes of each in"][3] == row["steps"][3] * batch_bytes
-    assert row["bytes of each to"][3] == shards * batch_bytes + 4 * batches
+    row = {name: counts[3] for name, counts in rows_of_page().items()}
+    assert row["steps of each"] == batches // 10_000
+    assert row["bytes of each at opening"] == shards * 200
+    assert row["shards that each opens"] == shards
+    assert row["opens of all in the epoch"] == 10_000 * (2 + shards)
+    assert row["bytes of each in its steps"] == row["steps of each"] * batch_bytes
+    assert row["bytes of each to prove the shards"] == shards * batch_bytes + 4 * batches
+    of_each = {name.replace("of each", "of a node"): count for name, count in row.items() if "of each" in name}
+    of_each["opens of a node in the epoch"] = 2 + shards
+    found = {name: count for name, count in row.items() if "of a node" in name}
+    assert found == {name: RANKS_OF_NODE * of_each[name] for name in found}

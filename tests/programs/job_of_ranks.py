@@ -1,4 +1,7 @@
-"""Run an epoch on as many processes as a job has ranks, at the same time: path, options as JSON, world sizes."""
+"""Run an epoch on as many processes as a job has ranks, at the same time: PATH TWIN OPTIONS WORLD_SIZE...
+
+OPTIONS of the loader are JSON. TWIN is a copy of the data, which is read before: it imports all that a rank needs.
+"""
 
 import contextlib
 import json
@@ -11,18 +14,24 @@ from zb_hdf5 import Loader
 
 
 def read_epoch(path, options, rank, world_size):
-    """Read all batches of a rank; the trace of its calls begins with the size of the job."""
-    with contextlib.suppress(OSError):
-        os.open(f"{opens.MARK}{world_size}/", os.O_RDONLY)
+    """Read all batches of a rank; the trace of its calls has a mark before the loader, and one before the steps."""
+    mark(world_size, rank)
     with Loader(path, rank=rank, world_size=world_size, **options) as loader:
+        mark(world_size, rank)
         for _ in loader:
             pass
 
 
+def mark(world_size, rank):
+    """Try to open a path that has the number of a rank."""
+    with contextlib.suppress(OSError):
+        os.open(f"{opens.MARK}{world_size}/{rank}/", os.O_RDONLY)
+
+
 if __name__ == "__main__":
-    path, options, *world_sizes = sys.argv[1:]
-    with Loader(path, rank=0, world_size=1, **json.loads(options)) as loader:
-        next(loader)  # imports all that a rank needs
+    path, twin, options, *world_sizes = sys.argv[1:]
+    with Loader(twin, rank=0, world_size=1, **json.loads(options)) as loader:
+        next(loader)
     for world_size in map(int, world_sizes):
         children = []
         for rank in range(world_size):

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -17,14 +12,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.commands.file_calls import FileCalls, file_calls
 from zb_hdf5.errors import counted, format_bytes
 from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Batches
-from zb_hdf5.hdf5.h5_file import OPEN_H5
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
-from zb_hdf5.spec import INDEX_NAME
+from zb_hdf5.spec import CRC32, NOT_KNOWN
+from zb_hdf5.store.shards import Sharded
 
 #: Ranks whose files are counted, at most: evenly over all. Those of the others are as many on average.
 COUNTED_RANKS: Final = 64
@@ -85,64 +82,7 @@ class Job:
         return min(self.ranks, self.ranks_per_node)
 
 
-# --- opened files ----------------------------------------------------------------------------------------------------
-
-_opened: list[str] | None = None
-
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    """Note a file or folder that is opened: those that HDF5 opens have an event of their own."""
-    if _opened is None or event not in ("open", "os.scandir", "os.listdir", OPEN_H5):
-        return
-    is_wrapper = event == "open" and arguments[1] is not None  # the `open` of Python, around the one that is counted
-    if isinstance(arguments[0], str | os.PathLike) and not is_wrapper:
-        _opened.append(os.fspath(arguments[0]))
-
-
-@cache
-def _listen() -> None:
-    """Have Python call `_hear`: for ever, so once."""
-    sys.addaudithook(_hear)
-
-
-@contextmanager
-def opens_below(path: Path) -> Iterator[list[str]]:
-    """Return a list that has each file and folder which is opened meanwhile at or below a path, once for each time."""
-    global _opened
-    _listen()
-    found: list[str] = []
-    _opened = []
-    try:
-        yield found
-    finally:
-        found += [each for each in _opened if each.startswith(_beginning_of(path))]
-        _opened = None
-
-
-@contextmanager
-def looks_below(path: Path) -> Iterator[list[str]]:
-    """Return a list that has each file and folder at or below a path that is looked at by its path meanwhile."""
-    found: list[str] = []
-    seen: list[str] = []
-    stat = os.stat
-
-    def noted(place: Any, *arguments: Any, **options: Any) -> os.stat_result:
-        if isinstance(place, str | os.PathLike):
-            seen.append(os.fspath(place))
-        return stat(place, *arguments, **options)
-
-    os.stat = noted  # type: ignore[assignment] # no event of the audit hook tells of it
-    try:
-        yield found
-    finally:
-        os.stat = stat
-        found += [each for each in seen if each.startswith(_beginning_of(path))]
-
-
-def _beginning_of(path: Path) -> str:
-    """Return the beginning of the paths of all files of some data: of a lone file others may have another ending."""
-    beginning = os.fspath(path if path.is_dir() or path.name == INDEX_NAME else path.with_suffix(""))
-    return beginning.removesuffix(f"/{INDEX_NAME}")
+# --- files of the steps -----------------------------------------------------------------------------------------------
 
 
 def files_of_rank(plan: StepPlan, batches: Batches) -> tuple[set[int], bool]:
@@ -188,7 +128,7 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         Those of the loader, without ranks.
     """
     begun_s = time.perf_counter()
-    with opens_below(path) as opened, looks_below(path) as looked_at:
+    with file_calls(path) as opening:
         loader: Loader = Loader(path, rank=0, world_size=job.ranks, **options)
     opening_s = time.perf_counter() - begun_s
     with loader:
@@ -196,10 +136,8 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         figures = _figures_of_steps(loader, job)
         figures |= _figures_of_bytes(loader, job)
         if not isinstance(path, RemotePath):
-            figures |= _figures_of_opens(loader, job, opened, at_hand)
-            figures["looks_at_opening"] = _counted(
-                len(looked_at), "look", "of a rank at files and folders, by their paths"
-            )
+            figures |= _figures_of_opening(opening, job)
+            figures |= _figures_of_files(loader, job, opening.opens, at_hand)
         figures |= _figures_of_time(loader, opening_s)
     return figures
 
@@ -257,45 +195,93 @@ def _counted(value: int, noun: str, rest: str) -> Figure:
     return Figure(value, "counted", f"{counted(value, noun)} {rest}")
 
 
-def _figures_of_opens(loader: Loader, job: Job, opened: list[str], at_hand: set[int]) -> dict[str, Figure]:
-    """Return the files and folders that are opened: all of a rank's at opening, and each file once when it is read."""
-    chosen = sorted({number * job.ranks // COUNTED_RANKS for number in range(COUNTED_RANKS)})
-    chosen = [*range(job.ranks)] if job.ranks <= COUNTED_RANKS else chosen
-    later = []
-    is_whole = True
-    for rank in chosen:
-        files, all_steps = files_of_rank(replace(loader.plan, rank=rank), loader.batches)
-        is_whole = is_whole and all_steps
-        later.append(len(files - at_hand))
-    of_rank = len(opened) + max(later)
-    total = len(opened) * job.ranks + round(sum(later) * job.ranks / len(chosen))
-    how = "counted" if len(chosen) == job.ranks else "arithmetic"
-    least = "" if is_whole else "at least "
-    index_bytes = sum(os.path.getsize(each) for each in opened if each.endswith(f"/{INDEX_NAME}"))
+def _figures_of_opening(opening: FileCalls, job: Job) -> dict[str, Figure]:
+    """Return the calls of a rank before its first step, and those of the ranks of a node."""
+    ranks = job.ranks_of_a_node
+    of_node = f"of {counted(ranks, 'rank')}"
+
+    def of_all(value: int, noun: str) -> Figure:
+        return Figure(value * ranks, "arithmetic", f"{counted(value * ranks, noun)} {of_node}")
+
     figures = {
-        "opens_at_opening": _counted(len(opened), "open", "of a rank, files and folders"),
-        "opens_per_epoch": Figure(of_rank, "counted", f"{least}{counted(of_rank, 'open')} of the rank with most"),
-        "opens_of_all": Figure(total, how, f"{least}{counted(total, 'open')} of {counted(job.ranks, 'rank')}"),
+        "opens_at_opening": _counted(opening.opens, "open", "of a rank, files and folders"),
+        "node_opens_at_opening": of_all(opening.opens, "open"),
+        "looks_at_opening": _counted(opening.looks, "look", "of a rank at files and folders, by their paths"),
+        "node_looks_at_opening": of_all(opening.looks, "look"),
     }
-    if loader.batches.verified == "whole reads":
-        figures["proof_bytes"] = _bytes_of_proofs(loader.batches, max(later))
-    if index_bytes:
-        every = index_bytes * job.nodes
-        figures["index_bytes"] = Figure(
-            index_bytes,
-            "counted",
-            f"{format_bytes(index_bytes)} of a rank; {format_bytes(every)} of {counted(job.nodes, 'node')}",
+    if not opening.opens_by_hdf5:  # HDF5 does not tell what it reads
+        of_rank = format_bytes(opening.num_bytes)
+        every = opening.num_bytes * ranks
+        figures["opening_bytes"] = Figure(
+            opening.num_bytes, "counted", f"{of_rank} of a rank, at opening: index, headers and samples"
         )
+        figures["node_opening_bytes"] = Figure(
+            every, "arithmetic", f"{format_bytes(every)} {of_node}, {of_rank} of them from the file system"
+        )
+    if opening.index_bytes:
+        every = opening.index_bytes * job.nodes
+        text = (
+            f"{format_bytes(opening.index_bytes)} of these bytes; {format_bytes(every)} of {counted(job.nodes, 'node')}"
+        )
+        figures["index_bytes"] = Figure(opening.index_bytes, "counted", text)
     return figures
 
 
-def _bytes_of_proofs(batches: Batches, num_files: int) -> Figure:
-    """Return the bytes by which a rank proves files at their first reads: of each a batch and all crc32 values."""
-    crc32_bytes = round(CRC32_BYTES * batches.num_batches * num_files / (len(batches.tokens.starts) - 1))
-    total = num_files * batches.meta.batch_bytes + crc32_bytes
-    return Figure(
-        total, "arithmetic", f"{format_bytes(total)} of a rank in an epoch: a batch and the crc32 values of each shard"
-    )
+def _figures_of_files(loader: Loader, job: Job, at_opening: int, at_hand: set[int]) -> dict[str, Figure]:
+    """Return the files that are opened: all of a rank's at opening, and each once, and proved, when it is read."""
+    is_of_all = job.ranks <= COUNTED_RANKS
+    chosen = sorted({number * job.ranks // COUNTED_RANKS for number in range(COUNTED_RANKS)})
+    chosen = [*range(job.ranks)] if is_of_all else chosen
+    opens, proofs = [], []
+    is_whole = True
+    tokens = loader.batches.tokens
+    proof_bytes = _bytes_of_proofs(tokens)
+    opens_of_file = _opens_of_file(tokens)
+    for rank in chosen:
+        files, all_steps = files_of_rank(replace(loader.plan, rank=rank), loader.batches)
+        is_whole = is_whole and all_steps
+        opens.append(at_opening + opens_of_file * len(files - at_hand))
+        proofs.append(int(proof_bytes[[*files - at_hand]].sum()))
+    how = "counted" if is_of_all else "arithmetic"
+    least = "" if is_whole else "at least "
+    of_rank, total = max(opens), round(sum(opens) * job.ranks / len(chosen))
+    of_node = _most_of_a_node(opens, job)
+    figures = {
+        "opens_per_epoch": Figure(of_rank, "counted", f"{least}{counted(of_rank, 'open')} of the rank with most"),
+        "node_opens_per_epoch": Figure(of_node, how, f"{least}{counted(of_node, 'open')} of the node with most"),
+        "opens_of_all": Figure(total, how, f"{least}{counted(total, 'open')} of {counted(job.ranks, 'rank')}"),
+    }
+    if any(proofs):
+        proof, of_node = max(proofs), _most_of_a_node(proofs, job)
+        text = f"{format_bytes(proof)} of a rank in an epoch: a batch or chunk and the crc32 values of each shard"
+        figures["proof_bytes"] = Figure(proof, "arithmetic", text)
+        figures["node_proof_bytes"] = Figure(of_node, "arithmetic", f"{format_bytes(of_node)} of the node with most")
+    return figures
+
+
+def _most_of_a_node(values: list[int], job: Job) -> int:
+    """Return the largest sum of a node: of the values of all ranks, or of some that stand for the others."""
+    if len(values) < job.ranks:
+        return max(values) * job.ranks_of_a_node
+    size = job.ranks_per_node
+    return max(sum(values[first : first + size]) for first in range(0, job.ranks, size))
+
+
+def _opens_of_file(tokens: Tokens) -> int:
+    """Return how often each file is opened: of `.batch` shards the crc32 values are in a file beside each one."""
+    if not isinstance(tokens, Sharded) or tokens.index.without_crc32():
+        return 1
+    return 1 if CRC32 in tokens.index.table.columns else 2
+
+
+def _bytes_of_proofs(tokens: Tokens) -> npt.NDArray[np.int64]:
+    """Return the bytes by which a rank proves each file at its first read: a unit of it, and the crc32 of all units."""
+    lengths = np.diff(tokens.starts)
+    if not isinstance(tokens, Sharded):
+        return np.zeros_like(lengths)
+    num_units = -(-lengths // tokens.unit)
+    proofs = np.minimum(lengths, tokens.unit) * tokens.dtype.itemsize + CRC32_BYTES * num_units
+    return np.where(tokens.index.table.values["crc32"] == NOT_KNOWN, 0, proofs)
 
 
 def _figures_of_time(loader: Loader, opening_s: float) -> dict[str, Figure]:

@@ -43,7 +43,7 @@ def main():
     exec(Path("recipe.py").read_text(), recipe)
     batches = []
     train_up_to(steps, num_rows, recipe, batches.append, lambda batch: None)
-    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    arrays = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     np.savez(f"{process}-of-{count}.npz", **arrays)
 
 

@@ -248,7 +248,7 @@ def machine() -> str:
     return (
         f"{model}, {os.cpu_count()} cores, {gib:.0f} GiB, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {libraries}, crc32 of 64 KiB in {crc32_us(64 << 10):.1f} µs, "
-        f"load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
+        f"load {os.getloadavg()[0]:.2f}, {time.strftime('%Y-%m-%d')}"
     )
 
 

@@ -152,6 +152,8 @@ def markdown(result: dict[str, Any], pictures: str | None = FOLDER) -> str:
             "Its figures are not those of the project.",
             "",
         ]
+    elif load_of_rounds := _load_of_rounds(result):
+        lines += [load_of_rounds, ""]
     if pictures and pictured(result):
         lines += ["## Rates", "", f"![The rates of ours, a bare loop and other libraries]({pictures}/{PICTURE})", ""]
     lines += [NODE, HOW] if pictures else [HOW]
@@ -168,6 +170,21 @@ def busiest(result: dict[str, Any]) -> float:
     """Return the most cores that other programs kept busy before a row, the median of its rounds; 0: not measured."""
     rows = [row for table in result["tables"] for row in table["rows"]]
     return max((row["load"][0] for row in rows if "load" in row), default=0.0)
+
+
+def _load_of_rounds(result: dict[str, Any]) -> str:
+    """Return the load of all rows in words; "": it was not measured."""
+    loads = [row["load"] for table in result["tables"] for row in table["rows"] if "load" in row]
+    if not loads:
+        return ""
+    medians, _, most = zip(*loads, strict=True)
+    busy = sum(load > QUIET_LOAD for load in most)
+    return (
+        "The cores that other programs used were counted before each round of each row: the medians of the rows are "
+        f"{min(medians):.1f} to {max(medians):.1f}, the most before one round is {max(most):.1f}, and {busy} of "
+        f"{len(loads)} rows have a round with more than {QUIET_LOAD}. The load of the machine is its average over the "
+        "minute before the run, rounded."
+    )
 
 
 def pictured(result: dict[str, Any]) -> list[dict[str, Any]]:

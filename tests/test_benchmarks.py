@@ -423,6 +423,15 @@ def test_a_busy_run_has_the_load_of_each_row_and_says_so():
     assert "| another | 1,365 (1,365 to 1,365) | 20,833 | 1.0 |" in page
 
 
+def test_a_quiet_run_tells_its_load_of_the_rounds_too():
+    table = table_of()
+    for number, row in enumerate(table["rows"]):
+        row["load"] = [0.1 * number, 0.0, 0.3 + number]
+    page = markdown(result_of(table))
+    assert "the medians of the rows are 0.0 to 0.2, the most before one round is 2.3, and 2 of 3 rows have" in page
+    assert "**A busy run**" not in page
+
+
 #: Writes a report twice, in a process of its own: matplotlib leaves its fonts open.
 WRITE = """
 import json, pathlib, sys

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import h5py
 import numpy as np
+import pins
 import pytest
 from commandline import commands_of, run_zb, succeed
 from contents import write_batches, write_stream
@@ -179,6 +180,102 @@ def keys_on_the_page(name):
         if any(f"zb {name} ".startswith(f"{command} ") for command in heading.split(", ")):
             return re.findall(r"`(\w+)`", text)
     raise AssertionError(f"no part of the page is about {name}")
+
+
+ROWS = ("--seq-len", 64, "--batch-size", 2)
+FINISHED = [("fields", "finish", "data/train", "teacher")]
+#: Part of the page -> commands that print the keys which neither the examples nor the pinned reports have.
+ALSO = {
+    "zb info": [
+        ("info", "damaged"), ("info", "others"), ("info", "named"), ("info", "train-h5.partial"), ("info", "unfit.h5"),
+    ],
+    "zb show": [("show", "text-h5", "--batch", 0, "--field-set", "lang")],
+    "zb report": [("report", "packed", "-o", "page.html")],
+    "zb convert": [
+        ("convert", "--list"),
+        *FINISHED,
+        ("convert", "hdf5-to-batch", "data/train", "copy"),
+        ("convert", "others", "others-h5", "--batch-size", 1, "--seq-len", 8),
+        ("convert", "tokens.npy", "dry", "--batch-size", 1, "--memory", "1GiB", "--dry-run"),
+        ("tokenizer", "train", "said.jsonl", "-o", "new.json", "--vocab-size", 300),
+        *[("convert", "jsonl-to-hdf5", "said.jsonl", "said-h5", "--tokenizer", "new.json", "--resume", *ROWS)] * 2,
+    ],
+    "zb fields": [("fields", "info", "text-h5", "claimed")],
+    "zb stage, zb cache, zb fetch": [*FINISHED, ("stage", "data/train", "tmp/own", "--field-set", "teacher")],
+}  # fmt: skip
+#: Names that users have chosen.
+NAMES_OF_SETS = {"lang", "lang/code", "teacher"}
+#: A key of `zb fields upload`, which tests/remote/test_remote_sets.py runs: it needs a bucket.
+OF_BUCKETS = {"url"}
+
+
+@pytest.fixture(scope="module")
+def odd(data, tmp_path_factory):
+    """Return a copy of the data, with paths of which the reports have more keys."""
+    made = tmp_path_factory.mktemp("odd") / "data"
+    shutil.copytree(data, made)
+    shutil.copytree(made / "text-h5", made / "damaged")
+    next((made / "damaged").glob("documents-*")).unlink()
+    for name in ("others/0.npy", "named/train_0.npy", "named/val_0.npy"):
+        (made / name).parent.mkdir(exist_ok=True)
+        np.save(made / name, np.arange(100, dtype=np.uint16))
+    (made / "others" / "0.txt").write_text("some text")
+    tokens = np.arange(64, dtype=np.uint16).reshape(4, 2, 8)
+    write_batches(made / "unfit.h5", tokens, {"labels": tokens + 0.5}, fields={"labels": ("f8", ())})
+    words = ["--tokenizer=byte", "--seq-len=64", "--batch-size=2", "--packing=best-fit", "--workers=1", "--quiet"]
+    succeed(convert, "jsonl-to-hdf5", made / "said.jsonl", made / "packed", *words)
+    with open_field_set(made / "text-h5", "claimed", {"weight": "f4"}) as claimed:
+        next(iter(claimed.missing(batch_size=1, quiet=True)))
+        yield made
+
+
+def keys_of(found):
+    """Return all keys of a report, also those that depend on the data."""
+    if isinstance(found, dict):
+        return {*found}.union(*map(keys_of, found.values()))
+    return set().union(*map(keys_of, found)) if isinstance(found, list) else set()
+
+
+def pinned_keys(commands):
+    """Return the keys of the reports that `test_pins.py` compares with what commands print today."""
+    found = set()
+    for case, value in pins.load().items():
+        group, _, name = case.partition("/")
+        lines = pins.JOBS[name][1] if group == "jobs" else [(command,) for command in value if group == "reports"]
+        reports = value.values() if group == "reports" else value
+        for line, report in zip(lines, reports if lines else (), strict=True):
+            words = f"zb {' '.join(map(str, line[:2]))} "
+            if any(words.startswith(f"{command} ") for command in commands):
+                found |= keys_of(report[1])
+    return found
+
+
+PARTS = re.findall("^## (zb .*)$", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", PARTS)
+def test_each_key_on_the_page_is_printed_by_a_real_command(part, odd, tmp_path, monkeypatch):
+    commands = part.split(", ")
+    shutil.copytree(odd, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(timing, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(timing, "PASS_BYTES", {False: 1 << 14})
+    names = [name for name in COMMANDS if any(f"zb {name} ".startswith(f"{each} ") for each in commands)]
+    own = [name for name in names if name.split()[0] != "convert" and name != "fields upload"]
+    lines = [line[1:] for name in own for line in examples_of(name)]
+    printed = pinned_keys(commands)
+    for line in [*ALSO.get(part, ()), *lines]:
+        done = run_zb(*line, "--json")
+        if done.stdout:  # an example may need what no other part needs: it has its own test
+            found = json.loads(done.stdout)
+            known = {"version", *keys_on_the_page(" ".join(map(str, line))), *NAMES_OF_SETS}
+            assert keys_in(found) <= known
+            printed |= keys_of(found)
+    words_of_commands = {word for name in COMMANDS for word in name.split()}
+    assert {*keys_on_the_page(names[0])} - printed - words_of_commands - OF_BUCKETS == set()
 
 
 @pytest.mark.parametrize(("name", "option"), REPORTS)

@@ -42,8 +42,9 @@ def require_values(source, **options):
 
 
 def test_a_set_goes_to_a_bucket_and_is_read_there(with_set):
-    sent = report_of(zb, "fields", "upload", with_set, "t", SETS)["num_bytes"]
-    assert sent > 64 * 16 * 12
+    found = report_of(zb, "fields", "upload", with_set, "t", SETS)
+    assert found == {"url": SETS, "num_bytes": found["num_bytes"]}
+    assert found["num_bytes"] > 64 * 16 * 12
     assert report_of(zb, "fields", "upload", with_set, "t", SETS)["num_bytes"] < 4000  # facts and index alone
     for shuffle in ("global", "records"):
         require_values(URL, shuffle=shuffle)

@@ -175,6 +175,16 @@ def test_one_file_of_a_folder_of_ids_is_enough(tmp_path):
     )
 
 
+def test_a_folder_of_olmo_needs_the_dtype_and_not_its_documents(tmp_path):
+    """The documents of each file are packed, and their names come first."""
+    ids = np.arange(1, 401, dtype="<u2")
+    ids.tofile(tmp_path / "part-0-00000.npy")
+    (tmp_path / "part-0-00000.csv.gz").write_bytes(gzip.compress(b"0,400,a,b.json.gz,1\n"))
+    message = run_zb("info", tmp_path, code=1).output
+    assert message.endswith("if it has ids and no header, pass their dtype, such as --source-dtype uint16\n")
+    run_zb("info", tmp_path, "--source-dtype", "uint16")
+
+
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4", "<i8", "u1"])
 def test_ids_have_no_signature(dtype, tmp_path):
     random = np.random.default_rng(3)

@@ -296,14 +296,10 @@ def not_recognised(look: Look) -> FormatError | None:
 
     For a folder, it is that of its first such file.
     """
-    from zb_hdf5.files.listing import listed
-
     if look.is_far:
         return None
-    path = file = look.path
-    if look.is_dir:
-        suffixes = tuple({FORMATS[name].suffix for name in flat_names()})
-        file = next(iter(listed(path, *suffixes).files), path)
+    path = look.path
+    file = (first_named_flat(path) or path) if look.is_dir else path
     name_of_file = file.name.lower()
     found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(FORMATS[name].suffixes)}
     if not found:
@@ -315,6 +311,14 @@ def not_recognised(look: Look) -> FormatError | None:
     if file.is_file() and not look.of(file).num_bytes:
         return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
     return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
+
+
+def first_named_flat(folder: Path) -> Path | None:
+    """Return the first file in a folder that is named as files of flat formats are; None: there is none."""
+    from zb_hdf5.files.listing import listed
+
+    suffixes = tuple({FORMATS[name].suffix for name in flat_names()})
+    return next(iter(listed(folder, *suffixes).files), None)
 
 
 def _line_of_fairseq(look: Look, path: Path) -> str:

@@ -14,7 +14,7 @@ from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
 from zb_hdf5.store.format_list import format_named
 from zb_hdf5.store.found_store import stores_at
-from zb_hdf5.store.recognition import flat_at, not_recognised, source_name_of
+from zb_hdf5.store.recognition import first_named_flat, flat_at, not_recognised, source_name_of
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.hf import HF, files_of
@@ -144,5 +144,5 @@ def _of_folder(look: Look) -> FormatError | None:
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
         words = way_of_rows(look) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
-    first = next(iter(own_files(folder)), None)
+    first = first_named_flat(folder) or next(iter(own_files(folder)), None)  # not a sidecar, such as a .csv.gz
     return None if first is None else _of_file(look.of(first))

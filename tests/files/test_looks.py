@@ -1,6 +1,7 @@
 """One look at a path: what it keeps, and what it holds open."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -90,4 +91,20 @@ def test_the_descriptor_of_a_look_goes_to_whoever_reads_on(tmp_path):
         is_refused(
             FormatError, lambda: LocalFile(tmp_path / "b.bin", identity, "pread", look), match="at least 8,000 bytes"
         )
+    assert open_descriptors() == before
+
+
+def test_a_look_that_is_kept_stays_open_until_its_last_owner_is_gone(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abcd" * 2000)
+    before = open_descriptors()
+    with Look(tmp_path) as folder:
+        assert folder.of(path).kept_open() is None  # it is not open yet
+        assert folder.of(path).start[:4] == b"abcd"
+        kept = folder.of(path).kept_open()
+    path.unlink()  # it is not opened again
+    assert kept.is_open
+    assert kept.read(4, 6000) == b"abcd"
+    assert not pickle.loads(pickle.dumps(kept)).is_open
+    del kept, folder
     assert open_descriptors() == before

@@ -1,10 +1,14 @@
-"""An `.idx` of Megatron that names a part of its `.bin`, or another order: refused wherever ids are read."""
+"""An `.idx` of Megatron: opened once, and refused wherever ids are read if it names a part of its `.bin`."""
 
+import json
+import os
+import shutil
 import struct
 
 import numpy as np
 import pytest
 from commandline import one_error, run_zb
+from interpreter import run_program
 
 from zb_hdf5 import DocumentLoader, FormatError, Loader, convert, open_corpus, open_reader, verify_store, write_digests
 
@@ -113,3 +117,37 @@ def test_empty_sequences_and_none_are_read(tmp_path):
     )
     with open_corpus(path) as stream:
         assert [len(stream.documents[number].ids) for number in range(6)] == lengths.tolist()
+
+
+#: Reads all tokens and documents of a folder under a limit of descriptors, and prints how often each file was opened.
+READ_ALL = """
+import collections, json, resource, sys
+from zb_hdf5 import open_corpus
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+opened = collections.Counter()
+sys.addaudithook(lambda event, args: opened.update([str(args[0])]) if event == "open" else None)
+with open_corpus(sys.argv[1]) as corpus:
+    total = int(corpus.tokens[0:corpus.num_tokens].sum()) + sum(len(document.ids) for document in corpus.documents)
+print(json.dumps([total, [count for path, count in opened.items() if path.endswith(".idx")]]))
+"""
+
+
+def test_each_index_of_a_folder_is_opened_once_and_again_where_few_files_may_be_open(tmp_path):
+    path = write(tmp_path, [*range(60)])
+    for number in range(1, 20):
+        for suffix in (".bin", ".idx"):
+            shutil.copyfile(path.with_suffix(suffix), tmp_path / f"c{number:02}{suffix}")
+    expected = 20 * (sum(range(LENGTHS.sum())) + LENGTHS.sum())
+    for limit, most in ((1024, 1), (64, 3)):
+        total, counts = json.loads(run_program(READ_ALL, tmp_path, limit).stdout)
+        assert (total, len(counts), min(counts), max(counts)) == (expected, 20, 1, most)
+
+
+def test_an_index_that_is_replaced_while_it_is_open_is_named(tmp_path):
+    path = write(tmp_path, [*range(60)])
+    with open_corpus(path) as stream:
+        new = tmp_path / "new.idx"
+        shutil.copyfile(path.with_suffix(".idx"), new)
+        os.replace(new, path.with_suffix(".idx"))
+        with pytest.raises(FormatError, match=r"c\.idx: changed since it was opened"):
+            len(stream.documents[20].ids)

@@ -33,7 +33,7 @@ NETWORK_FILE_SYSTEMS: Final[dict[int | None, str]] = {
 MEMORY_FILE_SYSTEMS: Final = frozenset({0x01021994, 0x858458F6})
 
 
-def file_system(file: Path | int) -> int | None:
+def file_system(file: str | Path | int) -> int | None:
     """Return the magic number of the file system of a path or an open file; -1: it does not answer; None: unknown."""
     buffer = ctypes.create_string_buffer(256)  # struct statfs: f_type is its first machine word
     if isinstance(file, int):
@@ -45,11 +45,11 @@ def file_system(file: Path | int) -> int | None:
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF
 
 
-def network_file_system(file: Path | int) -> str | None:
+def network_file_system(file: str | Path | int) -> str | None:
     """Return the name of the network file system that holds a path or an open file; None: a local or unknown one."""
     return NETWORK_FILE_SYSTEMS.get(file_system(file))
 
 
-def in_memory(file: Path | int) -> bool:
+def in_memory(file: str | Path | int) -> bool:
     """Return whether a path or an open file is in a tmpfs or ramfs: no read waits there."""
     return file_system(file) in MEMORY_FILE_SYSTEMS

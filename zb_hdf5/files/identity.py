@@ -86,7 +86,7 @@ def identity_of(handle: Handle, *, growing: bool = False) -> Identity:
     return FileIdentity.of(os.fstat(handle), growing=growing) if isinstance(handle, int) else handle.identity
 
 
-def difference(expected: Identity, found: Identity, file: int | Path) -> str:
+def difference(expected: Identity, found: Identity, file: int | str | Path) -> str:
     """Return how a file that was found under the name of another differs, in words; "": it is the same file.
 
     Device and inode are compared among the same mounts alone: on another host, or in another container, the same file
@@ -132,7 +132,7 @@ def require_identity(handle: Handle, expected: Identity | None, path: Path) -> I
     return found
 
 
-def require_unreplaced(path: Path, expected: Identity | None) -> FileIdentity:
+def require_unreplaced(path: str | Path, expected: Identity | None) -> FileIdentity:
     """Return the identity of a file of this machine that is not opened. Takes and raises as `require_identity`."""
     status = os.stat(path)
     require_regular(status.st_mode, path)
@@ -146,6 +146,6 @@ def _is_growing(identity: Identity | None) -> bool:
     return isinstance(identity, FileIdentity) and identity.is_growing
 
 
-def _refuse(words: str, path: Path) -> None:
+def _refuse(words: str, path: str | Path) -> None:
     if words:
         raise FormatError(f"{path}: changed since it was opened: {words}; open it again")

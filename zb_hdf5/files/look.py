@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.identity import FileIdentity, Identity, identity_of, require_identity
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, regular, require_regular
+from zb_hdf5.files.paths import RemotePath, files_at_hand, regular, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
 HEAD_BYTES: Final = 4096
+#: Looks that stay open for others in a process, at most: a folder may have 100,000 files.
+MAX_KEPT: Final = 1024
 
 
 class Look:
     """One look at a path, from which all formats recognise it. A file is opened when its bytes are first asked for.
 
     It stays open until `close`, which closes the looks at other files too, or `release`; what was read is kept. A URL
-    is asked for its first bytes, once. Not thread-safe. Raises as `regular` does when its bytes are read.
+    is asked for its first bytes, once. Not thread-safe, but for `read` of a file that is open. Usable after fork; a
+    pickled copy is not open. Raises as `regular` does when its bytes are read.
 
     Parameters
     ----------
@@ -35,6 +39,7 @@ class Look:
         self.path = path
         self._fd = fd
         self._others: dict[str, Look] = {}
+        self._is_kept = False
 
     def of(self, path: str | os.PathLike[str]) -> Look:
         """Return the look at another file that belongs to this path: one in the folder, or beside the file."""
@@ -83,7 +88,14 @@ class Look:
         """Return bytes of a file of this machine, fewer at its end."""
         if offset + num_bytes <= HEAD_BYTES:
             return self.start[offset : offset + num_bytes]
-        return os.pread(self._opened(), num_bytes, offset)
+        fd = self._opened()
+        found = os.pread(fd, num_bytes, offset)
+        while 0 < len(found) < num_bytes:  # one call of the kernel reads less than 2 GiB
+            more = os.pread(fd, num_bytes - len(found), offset + len(found))
+            if not more:
+                break
+            found += more
+        return found
 
     @cached_per_process
     def num_bytes(self) -> int:
@@ -111,6 +123,22 @@ class Look:
         """Open the file; `FormatError` unless it is the one of a look before. None: any."""
         require_identity(self._opened(), known, self.path)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open."""
+        return self._fd is not None
+
+    def kept_open(self) -> Look | None:
+        """Return this look for others, who read the file later: the look to which it belongs leaves it open.
+
+        It is closed with the last reference to it. None: it is not open, or the process may have no more files.
+        """
+        if self._fd is None or len(_KEPT) >= files_at_hand(MAX_KEPT):
+            return None
+        _KEPT.add(self)
+        self._is_kept = True
+        return self
+
     def release(self) -> int | None:
         """Return the open descriptor, which the caller closes from now on; None: the file is not open."""
         fd = self._fd
@@ -120,10 +148,21 @@ class Look:
     def close(self) -> None:
         """Close the files that are open."""
         for other in self._others.values():
-            other.close()
+            if not other._is_kept:
+                other.close()
+        self._close_file()
+
+    def _close_file(self, close: Callable[[int], None] = os.close) -> None:
+        """Close the file. `close` is bound: when the interpreter ends, no module has its names any more."""
         if self._fd is not None:
-            os.close(self._fd)
+            close(self._fd)
             self._fd = None
+
+    def __del__(self) -> None:
+        self._close_file()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Look, (self.path,)
 
     def __enter__(self) -> Self:
         return self
@@ -132,3 +171,7 @@ class Look:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+#: The looks that are kept open for others.
+_KEPT: Final[weakref.WeakSet[Look]] = weakref.WeakSet()

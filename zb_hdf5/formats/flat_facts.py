@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -12,6 +13,8 @@ from zb_hdf5.errors import FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import on_failure
 from zb_hdf5.read_as import is_a_stream
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 
@@ -46,6 +49,8 @@ class FlatFacts(NamedTuple):
         The identity that the file had: another file of its name is refused when it is opened. None: any file.
     documents_identity
         That of the file of documents beside it, which is compared in the same way. None: there is none.
+    documents
+        The look at that file, which is open for whoever reads them. None: it is opened again.
     column
         The ids of an HDF5 file, as the look has found them; None: of another file.
     by_columns
@@ -61,6 +66,7 @@ class FlatFacts(NamedTuple):
     record_tokens: int | None = None
     identity: Identity | None = None
     documents_identity: Identity | None = None
+    documents: Look | None = None
     column: Column | None = None
     by_columns: bool = False
 
@@ -69,6 +75,22 @@ class FlatFacts(NamedTuple):
         """Return the facts of an HDF5 file, by the dataset of its tokens."""
         facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
         return facts._replace(identity=column.identity, column=column)
+
+    def look_at_documents(self, path: str | Path) -> AbstractContextManager[Look]:
+        """Return a look at the file of documents, which is opened if it is not: another file is refused."""
+        if self.documents is not None and self.documents.is_open:
+            return nullcontext(self.documents)
+        look = Look(Path(path))
+        with on_failure(look.close):
+            look.require(self.documents_identity)
+        return look
+
+    def closed(self) -> FlatFacts:
+        """Return the facts without an open file."""
+        return self if self.documents is None else self._replace(documents=None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlatFacts, tuple(self.closed())
 
     def as_known(self, documents: Identity | None) -> FlatFacts:
         """Return the facts of a file that is looked at again: another file of its documents is refused. None: any."""

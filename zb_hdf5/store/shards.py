@@ -393,6 +393,9 @@ class Sharded(Tokens):
     def close(self) -> None:
         self._is_closed = True
         self._files.close()
+        for number, each in self.found.items():
+            if isinstance(each, FlatFacts):
+                self.found[number] = each.closed()
         self._access = self._access or "auto"  # nothing is opened any more to find out
         self._reset()
 

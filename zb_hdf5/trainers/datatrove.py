@@ -20,9 +20,8 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
-from zb_hdf5.files.identity import require_identity
+from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import regular
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_few_empty, require_mask
 from zb_hdf5.formats.flat_facts import FlatFacts
@@ -79,6 +78,7 @@ class Datatrove(FlatFormat):
                     fields=fields,
                     identity=look.identity,
                     documents_identity=ends.identity,
+                    documents=ends.kept_open(),
                 )
         raise IncompleteError(
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
@@ -93,9 +93,9 @@ class Datatrove(FlatFormat):
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         index = f"{found.path}{INDEX_SUFFIX}"
-        with open(index, "rb", opener=regular) as file:
-            require_identity(file.fileno(), found.documents_identity, Path(index))
-            ends = np.fromfile(file, "<u8")
+        known = require_unreplaced(index, found.documents_identity)
+        with found.look_at_documents(index) as look:
+            ends = np.frombuffer(look.read(known.num_bytes, 0), "<u8")
         offsets = np.concatenate([np.zeros(1, np.uint64), ends])
         if int(offsets[-1]) != found.num_tokens or (offsets[1:] < offsets[:-1]).any():
             raise FormatError(f"{index}: expected ends of documents that ascend to {found.num_tokens:,}, found others")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -63,6 +62,9 @@ SMALL_VOCAB_SIZE: Final = 65_499
 MAX_LENGTH: Final = 2**31 - 1
 #: Sequences whose order is checked at once: so few that they stay in the cache of a core.
 ROWS_CHECKED: Final = 1 << 14
+#: Indexes whose order was checked, at most: they are kept by their paths and identities.
+MAX_IN_ORDER: Final = 4096
+_in_order: set[tuple[str, FileIdentity]] = set()
 #: Rows of an `.idx` that are computed at once.
 ROWS_AT_ONCE: Final = 1 << 20
 
@@ -202,10 +204,11 @@ class Megatron(FlatFormat):
             num_documents=index.num_edges - 1,
             identity=look.identity,
             documents_identity=index.look.identity,
+            documents=index.look.kept_open(),
         )
 
     def beside(self, path: Path) -> list[Path]:
-        return [_index_of(path)]
+        return [Path(_index_of(path))]
 
     def open(self, file: FoundFile) -> FlatCorpus:
         _require_in_order(file.of_stream[0])
@@ -213,8 +216,7 @@ class Megatron(FlatFormat):
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         _require_in_order(found)
-        with Look(_index_of(found.path)) as look:
-            look.require(found.documents_identity)
+        with found.look_at_documents(_index_of(found.path)) as look:
             index = _index_at(look, found.path)
             lengths = np.frombuffer(look.read(LENGTH.size * index.num_sequences, HEADER.size), "<i4")
             edges = np.frombuffer(look.read(EDGE.size * index.num_edges, index.edges_at), "<i8")
@@ -230,31 +232,32 @@ class Megatron(FlatFormat):
         return starts
 
 
-def _index_of(path: Path) -> Path:
-    """Return the path of the `.idx` beside a file of ids."""
-    name = str(path)
+def _index_of(path: Path) -> str:
+    """Return the path of the `.idx` beside a file of ids, as text: a folder has thousands of them."""
+    name = os.fspath(path)
     if name.endswith(".BIN"):
-        return Path(f"{name[:-4]}{MEGATRON_INDEX_SUFFIX.upper()}")
-    return Path(f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}")
+        return f"{name[:-4]}{MEGATRON_INDEX_SUFFIX.upper()}"
+    return f"{name[:-4] if name.lower().endswith('.bin') else name}{MEGATRON_INDEX_SUFFIX}"
 
 
 def _require_in_order(found: FlatFacts) -> None:
     """Raise `FormatError` if the index of a file of ids was replaced, or names a part of the file, or another order.
 
-    That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables.
+    That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables. It
+    is done once for each file that an index is.
     """
-    _require_rows(found.path, require_unreplaced(_index_of(found.path), found.documents_identity))
-
-
-@lru_cache(maxsize=4096)
-def _require_rows(path: Path, known: FileIdentity) -> None:
-    """Check all sequences of an index, once for each file that it is."""
-    with Look(_index_of(path)) as look:
-        look.require(known)
-        index = _index_at(look, path)
+    name = _index_of(found.path)
+    known = name, require_unreplaced(name, found.documents_identity)
+    if known in _in_order:
+        return
+    with found.look_at_documents(name) as look:
+        index = _index_at(look, found.path)
         end = 0
         for first in range(0, index.num_sequences, ROWS_CHECKED):
             end = index.require_rows(first, min(ROWS_CHECKED, index.num_sequences - first), end)
+    if len(_in_order) >= MAX_IN_ORDER:
+        _in_order.clear()
+    _in_order.add(known)
 
 
 def _index_at(look: Look, ids: Path) -> _Index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 
 from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.field import Field
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.flat import open_ids
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.read_as import ReadAs
@@ -27,6 +31,8 @@ class ArrayFile:
     ----------
     facts
         The file as a look has found it.
+    look
+        The look at it, whose open descriptor is taken by the first column that is opened; None: the file is opened.
 
     Attributes
     ----------
@@ -40,8 +46,9 @@ class ArrayFile:
         The fields of the tokens, of one value for each: those in an HDF5 file.
     """
 
-    def __init__(self, facts: FlatFacts) -> None:
+    def __init__(self, facts: FlatFacts, look: Look | None = None) -> None:
         self._facts = facts
+        self._look = look
         self.path: Path = facts.path
         self.dtype: np.dtype[Any] = facts.dtype
         self.num_tokens = facts.num_tokens
@@ -70,18 +77,34 @@ class ArrayFile:
         """Compare the file with the digest that it holds, if it holds one. Raises as `require_digests`."""
         column = self._facts.column
         if column is not None and column.sha256 is not None:
-            require_digests(self.path, read_as=ReadAs(column.name))
+            require_digests(self.path, read_as=ReadAs(column.name), opened={self.path: self._found_file})
 
-    def open(self, name: str = "") -> Tokens:
+    def _found_file(self) -> FoundFile:
+        return FoundFile(
+            path=self.path, known=self._column(""), look=None if self._look is None else self._look.again()
+        )
+
+    def open(self, name: str = "", beside: Tokens | None = None) -> Tokens:
         """Open the tokens (""), of the dtype that they have in the file, or the values of a field.
 
         Records follow each other. Plain files are read by position.
+
+        Parameters
+        ----------
+        beside
+            A column of this file that is open: the file is not opened again. None: none is.
         """
         column = self._column(name)
-        if column is None:
-            return open_ids(self._facts, "pread")
-        is_plain = column.extents is not None and not isinstance(self.path, RemotePath)
-        return (open_column if name else open_stored)(column, "pread" if is_plain else "auto")
+        with self._begin_look(beside) as look:
+            if column is None:
+                return open_ids(self._facts, "pread", look=look)
+            is_plain = column.extents is not None and not isinstance(self.path, RemotePath)
+            return (open_column if name else open_stored)(column, "pread" if is_plain else "auto", look)
+
+    def _begin_look(self, beside: Tokens | None) -> AbstractContextManager[Look | None]:
+        """Return a look at the file by a descriptor that is open; None: it is opened."""
+        file = None if beside is None else beside.file
+        return file.begin_look() if isinstance(file, LocalFile) else nullcontext(self._look)
 
     def mapped(self) -> TokenArray:
         """Map the tokens of a file that is not HDF5, of the dtype that they have in it."""

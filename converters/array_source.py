@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -259,8 +260,16 @@ class ArraySource(BatchSource):
     def _open(self, name: str, number: int) -> Tokens:
         """Open a column of a file: its tokens (""), or a field."""
         columns = ["", *(field.name for field in self.meta.fields)]
-        file = self._files[number]
-        return self._open_files.get(number * len(columns) + columns.index(name), lambda _: file.open(name))
+        first = number * len(columns)
+        key = first + columns.index(name)
+        return self._open_files.known.get(key) or self._open_files.open(key, partial(self._open_column, name, first))
+
+    def _open_column(self, name: str, first: int, key: int) -> Tokens:
+        """Open a column of a file, whose open columns have keys from `first` on."""
+        known = self._open_files.known
+        num_columns = 1 + len(self.meta.fields)
+        beside = next((known[each] for each in range(first, first + num_columns) if each in known), None)
+        return self._files[first // num_columns].open(name, beside)
 
     def _gather(self, name: str, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         starts = self._places.starts(records)

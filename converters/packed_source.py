@@ -109,6 +109,7 @@ class PackedSource(BatchSource):
         self._path = path
         self._split = found.split
         self._checked = counts is not None
+        self._corpora = [*stores.values()]  # until they are compared with their digests
         self._has_digests = all(each.index.has_digests for each in stores.values())
         self._options = options
         document_count = sum(each.document_count for each in stores.values())
@@ -154,7 +155,9 @@ class PackedSource(BatchSource):
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked and self._has_digests:
-            require_digests(self._path, self._split, self._read_as)
+            opened = {path: begin for each in self._corpora for path, begin in each.opened_files.items()}
+            require_digests(self._path, self._split, self._read_as, opened)
+        self._corpora = []
         self._checked = True
 
     def _pack(self, rows: PackedRows) -> None:

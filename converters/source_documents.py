@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from zb_hdf5.converters.array_file import ArrayFile
@@ -51,7 +52,7 @@ def _kept(paths: list[Path], settings: Settings) -> DocumentSource:
     require_named_once(paths, "documents")
     backend = settings.source_format if flat_format(settings.source_format) is not None else "auto"
     at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
-    streams = [stream_of(found, None) for found in at_paths.values()]
+    streams = [stream_of(replace(found, look=None), None) for found in at_paths.values()]  # closed before it is read
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()

@@ -50,7 +50,9 @@ class SourcePaths:
         for known, how, found in self._looks:
             if (known, how) == (path, read_as) and backend in ("auto", found.backend):
                 return found
-        return self._keep(path, read_as, found_at(path, backend=backend, split=None, read_as=read_as))
+        with Look(path) as look:
+            found = found_at(path, backend=backend, split=None, read_as=read_as, look=look)
+            return self._keep(path, read_as, found.kept_open(look))
 
     def keep_opened(self, path: Path, corpus: Corpus) -> dict[str, Any]:
         """Look at the path of a corpus as it was opened, and keep it; return the options of a conversion for it.
@@ -92,7 +94,12 @@ class SourcePaths:
             else:
                 asked = {name: getattr(conversion, name) for name in ("tokenizer", "ids_column", "offsets")}
                 found = found_source(look, read_as, **asked)
-        return found if found.layout == NOT_IN_PLACE else self._keep(path, found.read_as, found)
+            return found if found.layout == NOT_IN_PLACE else self._keep(path, found.read_as, found.kept_open(look))
+
+    def look_at(self, file: Path) -> Look | None:
+        """Return the look at a file that was found, if it is open for whoever reads it first."""
+        looks = (found.look for _, _, found in self._looks)
+        return next((look for look in looks if look is not None and look.path == file), None)
 
     def _keep(self, path: Path, read_as: ReadAs, found: Found) -> Found:
         self._looks.append((path, read_as, found))

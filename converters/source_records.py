@@ -36,8 +36,9 @@ def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | Stre
         found = settings.looks.arrays(paths)
     else:
         name, found = settings.looks.flat(paths, name, how.read_as)
+    files = [ArrayFile(each, settings.looks.look_at(each.path)) for each in found]
     build = partial(ArraySource, name=name, described=how.headerless, suspects=how.suspects)
-    return arrays_of_splits([*map(ArrayFile, found)], settings, build, array_options(settings))
+    return arrays_of_splits(files, settings, build, array_options(settings))
 
 
 def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
@@ -60,7 +61,8 @@ def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | S
         has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
         options["batch_size"] = first.meta.batch_size if has_batches else DEFAULT_BATCH_SIZE
     build = partial(ArraySource, name=HDF5, described=description_of(first, read_as))
-    return arrays_of_splits([ArrayFile(FlatFacts.of(column)) for column in columns], settings, build, options)
+    files = [ArrayFile(FlatFacts.of(column), settings.looks.look_at(column.path)) for column in columns]
+    return arrays_of_splits(files, settings, build, options)
 
 
 def _require_documents(path: Path, target: str, column: Column) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -26,11 +26,14 @@ from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.checked import Checked
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path, on_failure
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype
+from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.opening import shaped_batches
@@ -141,8 +144,9 @@ class StoreSource(BatchSource):
         several = len({shard.split for shard in self.shards}) > 1
         if several and 0 < padding < self.num_batches * self.meta.batch_size:  # it ends each split, not the store
             for number, (path, _) in enumerate(files):
-                with open_corpus(path) as shard:
-                    shards[number] = shards[number]._replace(records=shard.meta.total_records)
+                code = load_format(FORMATS[index.shards[number].backend])
+                with Look(path) as look:
+                    shards[number] = shards[number]._replace(records=code.total_records(look))
         self._bases = index.document_parts()[1]
         self.document_files = [corpus.path / part.path for part in index.documents]
         self.document_parts = index.documents
@@ -268,10 +272,12 @@ class StoreSource(BatchSource):
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             corpus = self._batches.corpus
             if isinstance(corpus, StoreCorpus) and corpus.index.has_digests:
-                require_digests(self._path, self._found.split, ReadAs(self._dataset))
+                require_digests(self._path, self._found.split, ReadAs(self._dataset), corpus.opened_files)
         elif self._batches.corpus.sha256 is not None:
-            self._batches.close()
-            self._batches = corpus_of(replace(self._found, verify="batch")).batches()
+            file = self._batches.corpus.tokens.file
+            with file.begin_look() if isinstance(file, LocalFile) else nullcontext() as look:
+                self._batches.close()
+                self._batches = corpus_of(replace(self._found, verify="batch"), look).batches()
 
 
 def _opened(found: Found, windows: tuple[int, int] | None) -> Batches:

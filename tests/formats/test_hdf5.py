@@ -16,6 +16,7 @@ import pytest
 from commandline import one_error, run
 from contents import batches_of
 from contract import is_refused, random_tokens
+from descriptors import open_descriptors
 from hypothesis import given
 from hypothesis import strategies as st
 from interpreter import start_program
@@ -24,6 +25,7 @@ from reading import reading
 
 from zb_hdf5 import ReadAs, StoreMeta, __version__, errors, open_reader, open_writer, verify_store
 from zb_hdf5.converters.cli import convert_commands as convert
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.hdf5.h5_file import open_h5_for_reading
@@ -579,3 +581,29 @@ def test_a_file_that_stays_truncated_is_refused_as_truncated(name, tmp_path):
     os.truncate(path, path.stat().st_size - 1000)
     with pytest.raises(errors.IncompleteError, match="truncated"):
         open_h5_for_reading(path)
+
+
+def test_all_that_look_into_a_file_in_a_block_share_one_handle(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as h5:
+        h5["tokens"] = np.arange(100)
+    before = open_descriptors()
+    with Look(path) as look:
+        with look.keeping_handles():
+            with open_h5_for_reading(path, look=look) as first, open_h5_for_reading(path, look=look.of(path)) as second:
+                assert first["tokens"][5] == second["tokens"][5] == 5
+                assert len(open_descriptors() - before) == 1
+            with open_h5_for_reading(path, look=look) as again:
+                assert again["tokens"][6] == 6
+        assert open_descriptors() == before
+
+
+def test_a_handle_of_a_file_that_grows_is_not_kept(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as writer:
+        writer["tokens"] = np.arange(100)
+        writer.swmr_mode = True
+        with Look(path) as look, look.keeping_handles():
+            with open_h5_for_reading(path, look=look) as h5:
+                assert h5["tokens"][5] == 5
+            assert look.handles == {}

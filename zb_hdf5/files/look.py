@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -33,11 +34,20 @@ class Look:
         A file or folder of this machine, or a URL.
     fd
         An open descriptor of the file, which is taken; None: the file is not open.
+
+    Attributes
+    ----------
+    handles
+        The open handles that a library has of this file and those beside it, by their paths; None: none is kept.
     """
+
+    _fd: int | None = None
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
-        self._fd = fd
+        self.handles: dict[str, Any] | None = None
+        if fd is not None:
+            self._fd = fd
         self._others: dict[str, Look] = {}
         self._is_kept = False
 
@@ -48,7 +58,9 @@ class Look:
             return self
         if key not in self._others:
             self._others[key] = Look(path if isinstance(path, Path) else Path(path))
-        return self._others[key]
+        found = self._others[key]
+        found.handles = self.handles
+        return found
 
     def each(self, paths: Iterable[Path]) -> Iterator[Look]:
         """Yield the look at each of many files: one that is not known yet is closed before the next one."""
@@ -119,6 +131,18 @@ class Look:
             self.num_bytes = int(self.identity[0])
         return self._fd
 
+    @contextmanager
+    def keeping_handles(self) -> Iterator[None]:
+        """Open a file once by a library, such as HDF5, in a block: all that look into it share the handle."""
+        handles = self.handles = {}
+        try:
+            yield
+        finally:
+            for look in (self, *self._others.values()):
+                look.handles = None
+            for handle in handles.values():
+                handle.close()
+
     def require(self, known: Identity | None) -> None:
         """Open the file; `FormatError` unless it is the one of a look before. None: any."""
         require_identity(self._opened(), known, self.path)
@@ -139,10 +163,13 @@ class Look:
         self._is_kept = True
         return self
 
+    def again(self) -> Look | None:
+        """Return another look by a copy of the descriptor; None: the file is not open."""
+        return None if self._fd is None else Look(self.path, os.dup(self._fd))
+
     def release(self) -> int | None:
         """Return the open descriptor, which the caller closes from now on; None: the file is not open."""
-        fd = self._fd
-        self._fd = None
+        fd: int | None = self.__dict__.pop("_fd", None)  # of two threads one takes it
         return fd
 
     def close(self) -> None:
@@ -150,13 +177,14 @@ class Look:
         for other in self._others.values():
             if not other._is_kept:
                 other.close()
-        self._close_file()
+        if not self._is_kept:
+            self._close_file()
 
     def _close_file(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file. `close` is bound: when the interpreter ends, no module has its names any more."""
-        if self._fd is not None:
-            close(self._fd)
-            self._fd = None
+        fd = self.release()
+        if fd is not None:
+            close(fd)
 
     def __del__(self) -> None:
         self._close_file()

@@ -50,15 +50,15 @@ class ForeignFiles(FlatFormat):
         if not self.row.has_magic(look):
             return False
         with suppress(ZbError):  # a file of ours, or another error: `facts` raises it again
-            self._known[path] = find_foreign_column(path, self.read_as)
+            self._known[path] = find_foreign_column(path, self.read_as, look)
             return True
         try:
-            return not is_ours(look.path)
+            return not is_ours(look)
         except FormatError:
             return not look.path.name.startswith(SHARD_PREFIX)
 
     def facts(self, look: Look) -> FlatFacts:
-        return FlatFacts.of(self.take_known(look.path) or find_foreign_column(look.path, self.read_as))
+        return FlatFacts.of(self.take_known(look.path) or find_foreign_column(look.path, self.read_as, look))
 
     def take_known(self, path: Path) -> Column | None:
         """Return the dataset of a file by which its folder was recognised, once; None: this was another file."""
@@ -82,7 +82,7 @@ class ForeignFiles(FlatFormat):
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = self.take_known(files[0]) or find_foreign_column(files[0], self.read_as)
+        first = self.take_known(files[0]) or find_foreign_column(files[0], self.read_as, look.of(files[0]))
         read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:

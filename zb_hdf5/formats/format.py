@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from zb_hdf5.errors import BackendError, Remedy
 from zb_hdf5.files.identity import Identity
@@ -55,6 +55,8 @@ class Found:
         The identity of a lone file of batches or chunks; None: of other files, whose facts have it.
     access, verify, split, read_as
         The arguments of `open_reader`.
+    look
+        The look at the file that is read first, which is open for whoever reads it. None: it is opened again.
     """
 
     path: Path
@@ -69,6 +71,19 @@ class Found:
     verify: str = "auto"
     split: str | None = AUTO_SPLIT
     read_as: ReadAs = AS_STORED
+    look: Look | None = field(default=None, compare=False, repr=False)
+
+    def kept_open(self, look: Look) -> Self:
+        """Return the same findings with the look at the file that is read first, which is left open for its reader."""
+        first = self.look_at_first(look)
+        return self if first is None else replace(self, look=first.kept_open())
+
+    def look_at_first(self, look: Look) -> Look | None:
+        """Return the look at the file that is read first, of a look at the path; None: its name is not known here."""
+        if not self.facts:
+            return look
+        first = self.facts[0]
+        return look.of(first.path) if first.num_tokens else None
 
     @property
     def foreign_dataset(self) -> str | None:
@@ -209,6 +224,11 @@ class Format:
             As `open_corpus`, and if another file has its name now.
         """
         raise NotImplementedError
+
+    def total_records(self, look: Look) -> int:
+        """Return the records of a file of batches, of which the last batch may be filled up. Raises as `open`."""
+        with self.open(FoundFile(path=look.path, verify="none", look=look)) as corpus:
+            return corpus.meta.total_records
 
     def open_broken(self, path: Path) -> BrokenFile | None:
         """Open a damaged or unfinished file; None: it is read as a whole one is."""

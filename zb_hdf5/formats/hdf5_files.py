@@ -36,9 +36,12 @@ class HDF5Files(Format):
         if look.is_dir:
             return self._in_folder.found(look, files, split)
         warn_of_mask(self.read_as)
-        column = find_column(look.path, None, read_as=self.read_as)
+        column = find_column(look.path, None, read_as=self.read_as, look=look)
         found = super().found(look, files, split)
         return replace(found, layout=column.meta.layout, column=column, identity=column.identity)
+
+    def total_records(self, look: Look) -> int:
+        return find_column(look.path, look=look).meta.total_records
 
     def open(self, file: FoundFile) -> Corpus:
         meta = file.meta

@@ -14,6 +14,7 @@ from zb_hdf5.documents.document_offsets import StoredOffsets, stored_offsets
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.identity import Identity
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.formats.foreign import (
     can_be_field,
@@ -73,10 +74,11 @@ def is_own_file(h5: h5py.File) -> bool:
     return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
 
 
-def is_ours(path: Path) -> bool:
+def is_ours(look: Look) -> bool:
     """Return whether this project has written an HDF5 file. Raises as `find_column`."""
+    path = look.path
     with h5_damage(path):
-        h5 = open_h5_for_reading(path)
+        h5 = open_h5_for_reading(path, look=look)
     with h5_damage(path), h5:
         return is_own_file(h5)
 
@@ -108,6 +110,7 @@ def find_column(
     field: str = "",
     read_as: ReadAs = AS_STORED,
     identity: Identity | None = None,
+    look: Look | None = None,
 ) -> Column:
     """Look into an HDF5 file, and return the column of its tokens or of a field.
 
@@ -122,9 +125,11 @@ def find_column(
         or one of a known name with fields beside it.
     identity
         The identity that the file had before; another file of this name is refused. None: any file.
+    look
+        The look at the file, as `open_h5_for_reading` takes it.
     """
     with h5_damage(path):
-        h5 = open_h5_for_reading(path, identity)
+        h5 = open_h5_for_reading(path, identity, look)
     with h5_damage(path), HANDLES, h5:
         name = _foreign_tokens(h5, path, read_as)
         if name is not None:
@@ -157,12 +162,12 @@ def find_column(
         return found._replace(fields=_own_fields(h5, column) if has_few else {}, offsets=_own_offsets(h5, path))
 
 
-def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None = None) -> Column:
+def find_foreign_column(path: Path, read_as: ReadAs, look: Look | None = None) -> Column:
     """Look into an HDF5 file of another program, and return the column of its tokens.
 
     Parameters
     ----------
-    read_as, identity
+    read_as, look
         As for `find_column`.
 
     Raises
@@ -171,7 +176,7 @@ def find_foreign_column(path: Path, read_as: ReadAs, identity: Identity | None =
         If the file is one of this project, has no such dataset, or its second axis may have anything but records.
     """
     with h5_damage(path):
-        h5 = open_h5_for_reading(path, identity)
+        h5 = open_h5_for_reading(path, look=look)
     with h5_damage(path), HANDLES, h5:
         if is_own_file(h5):
             raise FormatError(

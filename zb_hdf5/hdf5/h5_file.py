@@ -69,11 +69,36 @@ def look_by_h5(h5: h5py.File, path: Path) -> Look | None:
     return Look(path, fd)
 
 
-def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.File:
+def open_h5_for_reading(path: Path, identity: Identity | None = None, look: Look | None = None) -> h5py.File:
     """Open for reading, in SWMR mode if its writer is alive or was killed; `FormatError` if the identity differs.
 
     Also if there was such a `.partial` before, and it is not there any more.
+
+    Parameters
+    ----------
+    look
+        A look at the file, which may have a handle already, or keeps this one; None: the file is opened.
     """
+    kept = None if look is None or look.handles is None else look.handles.get(os.fspath(path))
+    h5 = _opened(path, identity) if kept is None else _again(kept)
+    if identity is not None:
+        with on_failure(h5.close):
+            require_identity(handle_of_h5(h5), identity, path)
+    # a file that grows, or that this process writes, is closed at once: see `HANDLES`
+    if kept is None and look is not None and look.handles is not None and h5.id.get_intent() == h5py.h5f.ACC_RDONLY:
+        look.handles[os.fspath(path)] = h5
+        return _again(h5)
+    return h5
+
+
+def _again(h5: h5py.File) -> h5py.File:
+    """Return another handle of an open file, which is not opened again."""
+    again = h5py.File(h5.id.reopen())
+    again.source = h5.source
+    return again
+
+
+def _opened(path: Path, identity: Identity | None) -> h5py.File:
     try:
         h5 = open_h5(path)
     except UnavailableError:
@@ -90,9 +115,6 @@ def open_h5_for_reading(path: Path, identity: Identity | None = None) -> h5py.Fi
             f"{path}: is not there any more: its writer has finished it since it was opened, or it was renamed; "
             f"open {final}"
         ) from error
-    if identity is not None:
-        with on_failure(h5.close):
-            require_identity(handle_of_h5(h5), identity, path)
     return h5
 
 

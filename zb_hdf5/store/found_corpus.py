@@ -61,10 +61,11 @@ def corpus_of(
     Parameters
     ----------
     look
-        The look by which it was found, if it is open: a lone file is read by its descriptor.
+        The look by which it was found, if it is open: its first file is read by its descriptor. None: `found.look`.
     opened, training_split
         As for `Corpus.opened_by`.
     """
+    look = look or found.look
     if found.layout != BATCHES_LAYOUT:
         corpus: Corpus = _stream_of(found, look)
     elif isinstance(found, FoundStore):
@@ -85,7 +86,7 @@ def _stream_of(found: Found, look: Look | None) -> StoreCorpus:
     index = stream_index(found)
     compare_digests(found)
     newer = partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split)
-    return _over(found, index, newer=newer, look=_look_at_first(found, look))
+    return _over(found, index, newer=newer, look=None if look is None else found.look_at_first(look))
 
 
 def _over(
@@ -108,16 +109,6 @@ def _over(
         newer=newer,
         look=look,
     )
-
-
-def _look_at_first(found: Found, look: Look | None) -> Look | None:
-    """Return the look at the first file of what was found, by whose descriptor it is read; None: it is opened."""
-    if look is None or (found.column is None and not found.facts):  # a store is read by its index
-        return None
-    if not found.facts:
-        return look
-    first = found.facts[0]
-    return look.of(first.path) if first.num_tokens else None
 
 
 def _newer_files(
@@ -237,7 +228,7 @@ def _records_of(found: Found, look: Look | None) -> StoreCorpus:
     index = _index_of_files(found)
     compare_digests(found)
     records = Windows.of(*found.facts[0].record_shape)
-    return _over(_with_dataset(found), index, records=records, look=_look_at_first(found, look))
+    return _over(_with_dataset(found), index, records=records, look=None if look is None else found.look_at_first(look))
 
 
 def _with_dataset(found: Found) -> Found:

@@ -60,6 +60,21 @@ def found_source(
     ArgumentError, BackendError, FormatError, NotFoundError
         As `found_at`, if no conversion reads the path.
     """
+    with look.keeping_handles():
+        return _found(look, read_as, tokenizer, ids_column, offsets)
+
+
+def found_hdf5(look: Look, read_as: ReadAs) -> Found:
+    """Return what is found at a path of which HDF5 files are asked for. Returns and raises as `found_source`."""
+    with look.keeping_handles():
+        found = _or_foreign(look, _tried(look, read_as))
+    if isinstance(found, ZbError):
+        raise found
+    return found
+
+
+def _found(look: Look, read_as: ReadAs, tokenizer: str | None, ids_column: str | None, offsets: str | None) -> Found:
+    """Return what is found at a path, as `found_source`."""
     in_place = None
     if not read_as.lacks_header and _may_be_ours(look):
         in_place = _tried(look, read_as)
@@ -75,14 +90,6 @@ def found_source(
     if isinstance(found, ZbError) and read_as.dataset is None and read_as != AS_STORED:
         found = _tried(look, AS_STORED)  # the options that it has no use for are refused by their names
     return found if isinstance(found, Found) else _read_once(look, ids_column, found)
-
-
-def found_hdf5(look: Look, read_as: ReadAs) -> Found:
-    """Return what is found at a path of which HDF5 files are asked for. Returns and raises as `found_source`."""
-    found = _or_foreign(look, _tried(look, read_as))
-    if isinstance(found, ZbError):
-        raise found
-    return found
 
 
 def _tried(look: Look, read_as: ReadAs) -> Found | ZbError:
@@ -105,11 +112,11 @@ def _has_foreign_hdf5(look: Look) -> bool:
 
     path = look.path
     if not look.is_dir:
-        return backend_in(look) == HDF5 and not is_ours(path)
+        return backend_in(look) == HDF5 and not is_ours(look)
     if look.is_far or stores_at(path):
         return False
     found = listed(path, *FORMATS[HDF5].file_suffixes).files
-    return bool(found) and not is_ours(found[0])
+    return bool(found) and not is_ours(look.of(found[0]))
 
 
 def _may_be_ours(look: Look) -> bool:
@@ -127,7 +134,7 @@ def _name_of_rows(look: Look, read_as: ReadAs, ids_column: str | None, offsets: 
     if name == _RAGGED and read_as.dataset is not None:
         from zb_hdf5.trainers.ragged import names_documents  # with h5py
 
-        return name if names_documents(look.path, read_as.dataset) else ""  # a dataset of ids has records, or a stream
+        return name if names_documents(look, read_as.dataset) else ""  # a dataset of ids has records, or a stream
     if not name and ids_column is not None and ends_so(look, format_named(_HF).suffixes):
         return _HF  # a column of ids is named: its rows are not text
     return name

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zb_hdf5.errors import BackendError, Remedy
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import train_first
 from zb_hdf5.formats.format import Found
 from zb_hdf5.spec import INDEX_NAME, STREAM_LAYOUT
@@ -30,6 +31,9 @@ class FoundStore(Found):
     def folder(self) -> Path:
         """The folder of its files."""
         return self.path.parent if self.path.name == INDEX_NAME else self.path
+
+    def look_at_first(self, look: Look) -> None:
+        return None  # the index has its name
 
     def of_split(self, split: str | None) -> FoundStore:
         return replace(self, split=split)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError
+from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError, ZbError
 from zb_hdf5.files.checked import VERIFIED
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import on_failure
@@ -18,6 +20,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.corpus_file import CorpusFiles
 from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.row_documents import stream_field
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -172,6 +175,19 @@ class StoreCorpus(Corpus):
     @property
     def files(self) -> CorpusFiles:
         return self.index.files(self._shards.folder)
+
+    @property
+    def opened_files(self) -> dict[Path, Callable[[], FoundFile]]:
+        """The functions that open a file for others, who read it by a copy of its descriptor, by the paths of files."""
+        return {file.path: partial(self._opened_file, number) for number, file in enumerate(self.files)}
+
+    def _opened_file(self, number: int) -> FoundFile:
+        shards = self._shards
+        with suppress(ZbError, OSError):  # whoever reads it says so
+            shards.open_file(number, shards.starts[number])
+        look = shards.begin_look(number)
+        path = shards.path_of(number)
+        return FoundFile(path=path, known=shards.found.get(number), look=look if isinstance(look, Look) else None)
 
     @property
     def verified(self) -> str:

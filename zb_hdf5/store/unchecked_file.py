@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zb_hdf5.errors import Remedy, UnverifiableError
 from zb_hdf5.files.look import Look
@@ -16,6 +17,9 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, load_format
 from zb_hdf5.store.recognition import detect_backend
 
+if TYPE_CHECKING:  # h5py, which `.batch` files do not need
+    from zb_hdf5.formats.h5_column import Column
+
 
 def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> Corpus:
     """Open a file as its batches, or as the chunks of a stream. No read is checked. Raises as `open_unchecked`."""
@@ -23,10 +27,15 @@ def open_chunks(path: Path, read_as: ReadAs = AS_STORED) -> Corpus:
         return open_unchecked(load_format(FORMATS[detect_backend(look)], read_as), look)
 
 
-def open_unchecked(code: Format, look: Look) -> Corpus:
+def open_unchecked(code: Format, look: Look, known: Column | None = None) -> Corpus:
     """Open a file of a format as its batches, or as the chunks of a stream, which may be damaged. No read is checked.
 
-    The open descriptor of the look is taken.
+    Parameters
+    ----------
+    look
+        A look at the file, whose open descriptor is taken.
+    known
+        The tokens of an HDF5 file, as another look has found them; None: they are looked for.
 
     Raises
     ------
@@ -35,7 +44,7 @@ def open_unchecked(code: Format, look: Look) -> Corpus:
         saved or indexed.
     """
     path = look.path
-    corpus = code.open(FoundFile(path=path, verify="none", look=look))
+    corpus = code.open(FoundFile(path=path, verify="none", known=known, look=look))
     if corpus.foreign_dataset is not None and corpus.sha256 is None:
         corpus.close()
         facts = f"{path}: {corpus.foreign_dataset}: {NO_DIGESTS}"

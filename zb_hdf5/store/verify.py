@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, in_order
 from zb_hdf5.documents.metadata import TableInfo
@@ -50,6 +50,12 @@ from zb_hdf5.store.recognition import files_in_place, format_of, no_known_file, 
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.unchecked_file import open_unchecked
 from zb_hdf5.store.way_in import not_in_place
+
+if TYPE_CHECKING:  # h5py, which `.batch` files do not need
+    from zb_hdf5.formats.h5_column import Column
+
+#: Files that somebody has open, by their paths: each is read by a copy of its descriptor, and with the facts known.
+OpenedFiles: TypeAlias = Mapping[Path, Callable[[], FoundFile]]
 
 
 @dataclass
@@ -269,18 +275,37 @@ def verify_store(
         If this machine lacks something that a file needs, such as a codec, or this user may not read it: nothing is
         known about the files.
     """
+    return _reports_on(path, split, read_as, {}, workers, progress, announce)
+
+
+def _reports_on(
+    path: str | os.PathLike[str],
+    split: str | None,
+    read_as: ReadAs,
+    opened: OpenedFiles,
+    workers: int | None = None,
+    progress: Count = lambda tokens: None,
+    announce: Count = lambda tokens: None,
+) -> list[ShardReport]:
+    """Return the reports on the files at a path, as `verify_store`."""
     require_read_as(read_as)
-    with look_of(path) as look:
+    with _look_at(path, opened) as look:
         require_datasets(look, read_as)
         stores = {} if read_as.lacks_header or read_as.digests is not None else stores_at(look.path)
         reports, found = _in_stores(look.path, stores, split) if stores else _in_place(look, read_as, split)
-        checks = [_Check(look, known, progress, announce) for known in found]
+        checks = [_Check(look, known, opened, progress, announce) for known in found]
         if num_tokens := sum(check.num_tokens for check in checks):
             announce(num_tokens)
         with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-verify") as readers:
             for check in checks:
                 reports += check.run(readers)
     return reports
+
+
+def _look_at(path: str | os.PathLike[str], opened: OpenedFiles) -> Look:
+    """Return a look at a path, which may be a file that somebody has open."""
+    found = opened[path]().look if isinstance(path, Path) and path in opened else None
+    return found or look_of(path)
 
 
 def _in_stores(path: Path, stores: Mapping[str, Path], split: str | None) -> tuple[list[ShardReport], list[_InStore]]:
@@ -345,9 +370,19 @@ def _unknown(look: Look, digests: Digests | None) -> ShardReport:
     return report
 
 
-def require_digests(path: Path, split: str | None = None, read_as: ReadAs = AS_STORED) -> None:
-    """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks."""
-    for report in verify_store(path, split=split, read_as=read_as):
+def require_digests(
+    path: Path, split: str | None = None, read_as: ReadAs = AS_STORED, opened: OpenedFiles | None = None
+) -> None:
+    """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks.
+
+    Parameters
+    ----------
+    path, split, read_as
+        As for `verify_store`.
+    opened
+        Those of its files that are open; None: none.
+    """
+    for report in _reports_on(path, split, read_as, opened or {}):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -426,12 +461,15 @@ class _Check:
         The look at the path, which goes on as that at its file.
     known
         The files, and all that they are compared with.
+    opened
+        Those that somebody has open.
     progress, announce
         As for `verify_store`.
     """
 
     look: Look
     known: _InStore | _InPlace
+    opened: OpenedFiles
     progress: Count
     announce: Count
 
@@ -450,16 +488,19 @@ class _Check:
         known = self.known
         report = ShardReport(str(path))
         counted = _Counted(self.progress, self.announce, file.num_tokens)
+        opened = self.opened[path]() if path in self.opened else None
         with (
-            self._look_at(number, path) as look,
+            self._look_at(number, path, opened) as look,
             _recorded(report, is_lone=known.is_lone, is_named=known.is_named),
         ):
-            known.compare(number, look, report, counted)
+            known.compare(number, look, None if opened is None else opened.column, report, counted)
         counted.end()
         return report
 
-    def _look_at(self, number: int, path: Path) -> Look:
+    def _look_at(self, number: int, path: Path, opened: FoundFile | None) -> Look:
         """Return the look at a file: that of the path goes on, and so does that of its first file, if there was one."""
+        if opened is not None and opened.look is not None:
+            return opened.look
         if path == self.look.path:
             return self.look
         return self.look.of(path) if number == 0 else Look(path)
@@ -500,9 +541,10 @@ class _InStore:
         """The files of the shards."""
         return self.index.files(self.folder)
 
-    def compare(self, number: int, look: Look, report: ShardReport, counted: _Counted) -> None:
-        """Fill the report of the shard that has this number."""
-        _compare_stored(load_format(format_of(look)), look, report, counted, partial(self._compare_facts, number))
+    def compare(self, number: int, look: Look, column: Column | None, report: ShardReport, counted: _Counted) -> None:
+        """Fill the report of the shard that has this number; `column` as for `open_unchecked`."""
+        code = load_format(format_of(look))
+        _compare_stored(code, look, column, report, counted, partial(self._compare_facts, number))
 
     def _compare_facts(self, number: int, corpus: Corpus, report: ShardReport) -> None:
         entry = self.index.shards[number]
@@ -548,14 +590,14 @@ class _InPlace:
         """Whether the user names their dataset, so that the wrong one is an error of the call."""
         return self.digests is None and self.read_as.dataset is not None
 
-    def compare(self, number: int, look: Look, report: ShardReport, counted: _Counted) -> None:
-        """Fill the report of the file that has this number."""
+    def compare(self, number: int, look: Look, column: Column | None, report: ShardReport, counted: _Counted) -> None:
+        """Fill the report of the file that has this number; `column` as for `open_unchecked`."""
         code = self.code
         if isinstance(code, FlatFormat) and (self.digests is not None or not code.row.takes_batches):
             report.backend = code.name
             self._compare_made(code, self.files[number], look, report, counted)
         else:
-            _compare_stored(code, look, report, counted, check_beside)
+            _compare_stored(code, look, column, report, counted, check_beside)
 
     def _compare_made(
         self, flat: FlatFormat, file: CorpusFile, look: Look, report: ShardReport, counted: _Counted
@@ -590,6 +632,7 @@ class _InPlace:
 def _compare_stored(
     code: Format,
     look: Look,
+    column: Column | None,
     report: ShardReport,
     counted: _Counted,
     compare_facts: Callable[[Corpus, ShardReport], None],
@@ -599,7 +642,7 @@ def _compare_stored(
     if not code.row.holds_batches:
         report.token_count, report.missing = code.count(look)
         return
-    with open_unchecked(code, look) as corpus:
+    with open_unchecked(code, look, column) as corpus:
         counted.found(corpus.num_tokens)
         _compare_columns(corpus, report, counted)
         compare_facts(corpus, report)

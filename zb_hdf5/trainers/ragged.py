@@ -104,9 +104,9 @@ class Layout(NamedTuple):
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
+def _opened(path: Path, look: Look | None = None) -> Iterator[h5py.File]:
     with h5_damage(path):
-        h5 = open_h5_for_reading(path)
+        h5 = open_h5_for_reading(path, look=look)
     with h5_damage(path), h5:
         note_surplus(h5, path)
         yield h5
@@ -236,10 +236,11 @@ def _numbered(name: str) -> tuple[str | None, int]:
     return (None, 0) if found is None else (found[1], int(found[2]))
 
 
-def names_documents(path: Path, name: str) -> bool:
+def names_documents(look: Look, name: str) -> bool:
     """Return whether a name in a file, or in the first one of a folder, is that of documents: of lists, or a group."""
-    with _opened(files_at([path], *HDF5_SUFFIXES)[0]) as h5:
-        return _layout_named(h5, path, name) is not None
+    first = files_at([look.path], *HDF5_SUFFIXES)[0]
+    with _opened(first, look.of(first)) as h5:
+        return _layout_named(h5, look.path, name) is not None
 
 
 def _layout_named(h5: h5py.File, path: Path, name: str) -> Layout | None:
@@ -667,7 +668,7 @@ class RaggedFiles(RowsFormat):
             if not is_hdf5(look):
                 return False
             with h5_damage(path):
-                h5 = open_h5_for_reading(path)
+                h5 = open_h5_for_reading(path, look=look)
             with h5_damage(path), h5:
                 return not is_own_file(h5) and bool(layouts_of(h5))
         except (OSError, ZbError):

@@ -2,8 +2,8 @@
 
     python tests/opens.py [KIND ...]
 
-The command prints a table of the kinds of `pins.py`: of each use the most opens of one file of ids, of one index or
-sidecar, and of all files that are not files of ids.
+The command prints a table of the kinds of `pins.py`, and of those that a conversion alone reads: of each use the most
+opens of one file, for each ending of files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +28,29 @@ from processes import environment
 
 #: A path that is never there: to open it begins the trace of a case.
 MARK: Final = "/no-such-folder/case/"
-#: The uses of a path that are traced.
-USES: Final = ("Loader", "reader", "info", "show", "verify", "convert")
+#: The uses of a path that are traced; those that write a file beside the tokens come last.
+USES: Final = (
+    *("Loader", "reader", "mixture", "info", "show", "which", "verify", "convert"),
+    *("report", "doctor", "plan", "stage", "epoch", "index"),
+)
+#: The option by which `zb info` tells the epoch of a loader, too.
+EPOCH: Final = ("--world-size", 2)
+#: A use that opens a path anew for each setting of the loader and each round that it times.
+TIMED: Final = "bench"
+#: The commands among them that take the shape of windows over a stream, and the options that each one needs.
+SHAPED: Final = ("which", "show", TIMED, "plan", "stage", "epoch")
+NEEDED: Final[dict[str, tuple[Any, ...]]] = {TIMED: ("--seconds", 1), "plan": ("--ranks", 2)}
+#: Kinds of paths that are read once, by a conversion alone: their places, and the options of the conversion.
+ONCE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "text-jsonl": ("sources/text", {"tokenizer": "byte"}),
+    "text-parquet": ("sources/parquet", {"tokenizer": "byte"}),
+    "mds": ("once/mds/ndarray", {}),
+    "litdata": ("once/litdata/array", {}),
+    "ids-saved": ("once/hf/saved", {}),
+    "ids-jsonl": ("once/hf/corpus.jsonl", {}),
+    "ids-parquet": ("once/hf/corpus.parquet", {}),
+    "ragged": ("once/ragged", {}),
+}
 #: A line of the trace; that of an open which another thread interrupts has no result.
 _OPENED: Final = re.compile(
     r'open(?:at)?\((?:AT_FDCWD[^,]*, )?"([^"]+)", ([A-Z_|]+)(?:, \d+)?(?: <unfinished|\)\s+= (-?\d+))'
@@ -42,10 +64,18 @@ def can_trace() -> bool:
     return subprocess.run(["strace", "-o", os.devnull, "true"], check=False, capture_output=True).returncode == 0
 
 
-def opens_of(folder: Path, kinds: list[str]) -> dict[str, dict[str, Counter[str]]]:
-    """Return kind -> use -> how often each file below a folder is opened; all in one process that strace follows."""
+def opens_of(folder: Path, kinds: list[str], *more: str) -> dict[str, dict[str, Counter[str]]]:
+    """Return kind -> use -> how often each file below a folder is opened; all in one process that strace follows.
+
+    Parameters
+    ----------
+    kinds
+        The kinds of paths; []: all.
+    more
+        Uses besides `USES`.
+    """
     trace = folder / "trace"
-    program = [sys.executable, __file__, "--under-strace", str(folder), *kinds]
+    program = [sys.executable, __file__, "--under-strace", str(folder), ",".join((*USES, *more)), *kinds]
     subprocess.run(["strace", "-f", "-qq", "-e", "trace=open,openat", "-o", trace, *program], check=True)
     found: dict[str, dict[str, Counter[str]]] = {}
     counts: Counter[str] = Counter()
@@ -141,17 +171,23 @@ def _calls(lines: list[str], path: str) -> Calls:
 
 def use(kind: Any, name: str, folder: Path) -> None:
     """Use a path as one of `USES` does."""
-    from commandline import run_zb
     from reading import reading
 
-    from zb_hdf5 import Loader, ZbError, convert, open_reader
+    from zb_hdf5 import Loader, MixedLoader, ZbError, convert, open_reader
 
     path = folder / "kinds" / kind.path
     options = reading(kind.options)
+    order = {"shuffle": "sequential"} if kind.grows else {}  # the only one of batches that are still to come
     if name == "Loader":
-        order = {"shuffle": "sequential"} if kind.grows else {}  # the only one of batches that are still to come
         with Loader(path, **options, **order, **kind.shape, rank=0, world_size=1) as loader:
             next(iter(loader))
+    elif name == "mixture":
+        other = folder / "kinds" / "other" / kind.path  # a copy of the same path
+        sources = {"one": path, "other": other}
+        weights = {"one": 0.5, "other": 0.5}
+        with MixedLoader(sources, weights, **options, **order, **kind.shape, rank=0, world_size=1) as loader:
+            steps = iter(loader)
+            next(steps), next(steps)
     elif name == "reader":
         with open_reader(path, **options, **kind.shape) as reader:
             reader.read_batch(0)
@@ -160,9 +196,35 @@ def use(kind: Any, name: str, folder: Path) -> None:
         with contextlib.suppress(*([ZbError] if kind.grows else [])):  # a store that grows is refused
             convert(path, "hdf5", folder / "out", force=True, workers=1, **given, **_shape_of(kind))
     else:
-        from pins import arguments_of
+        _command(kind, name, path, folder)
 
-        run_zb(name, path, *arguments_of(kind, name))
+
+def _command(kind: Any, name: str, path: Path, folder: Path) -> None:
+    """Run a command of `zb` about a path."""
+    from commandline import run_zb
+    from pins import COMMANDS, arguments_of
+
+    if name == "index":  # no digests are made of fields
+        kind = replace(kind, options={key: value for key, value in kind.options.items() if key != "field_channels"})
+    arguments = arguments_of(kind, name if name in COMMANDS else "info")
+    if name in SHAPED and name not in COMMANDS:
+        arguments += [word for key, value in kind.shape.items() for word in (f"--{key.replace('_', '-')}", value)]
+    if name == "report":
+        run_zb("report", path, *arguments, "-o", folder / "report.html", "--force")
+    elif name == "epoch":
+        run_zb("info", path, *arguments, *EPOCH)
+    elif name == "stage":
+        run_zb("stage", path, folder / "cache", *arguments, "--ranks", "0", "--world-size", 1)
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+    elif name == "index":
+        if path.is_dir() and (path / "shards.json").exists():
+            run_zb("index", "rebuild", path, "--force")
+        elif path.suffix == ".batch":
+            run_zb("index", "crc32", path)
+        else:
+            run_zb("index", "digests", path, *arguments, "-o", folder / "digests.json", "--force")
+    else:
+        run_zb(name, path, *arguments, *NEEDED.get(name, ()))
 
 
 def _shape_of(kind: Any) -> dict[str, Any]:
@@ -181,25 +243,51 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _run(folder: Path, chosen: list[str]) -> None:
+def _run(folder: Path, uses: list[str], chosen: list[str]) -> None:
     import pins
 
+    from zb_hdf5 import convert
+
     pins.make_kinds(folder / "kinds")
+    shutil.copytree(folder / "kinds", folder / "other")
+    (folder / "other").rename(folder / "kinds" / "other")
+    _make_once(folder / "kinds" / "once")
     for kind, each in pins.kinds().items():
         if each.digests or (chosen and kind not in chosen):
             continue
-        for name in USES:
+        for name in uses:
             _marked(kind, name)
             with _quiet():
                 use(each, name, folder)
         _marked("other", "all")
+    for kind, (path, options) in ONCE.items():
+        if chosen and kind not in chosen:
+            continue
+        _marked(kind, "convert")
+        with _quiet():
+            convert(folder / "kinds" / path, "stream", folder / "out", force=True, workers=1, **options)
+        _marked("other", "all")
+
+
+def _make_once(folder: Path) -> None:
+    """Write the kinds of `ONCE`."""
+    import golden
+    import h5py
+    import numpy as np
+
+    shutil.copytree(golden.DATA / "trainers", folder)
+    (folder / "ragged").mkdir()
+    for number in range(2):
+        with h5py.File(folder / "ragged" / f"{number}.h5", "w") as h5:
+            h5["input_ids"] = np.arange(1000, dtype=np.uint16)
+            h5["offsets"] = np.arange(0, 1001, 50)
 
 
 def _table(found: dict[str, dict[str, Counter[str]]]) -> Iterator[str]:
-    yield f"{'kind':22}" + "".join(f"{name:>14}" for name in USES)
+    yield f"{'kind':22}" + "".join(f"{name:>14}" for name in (*USES, TIMED))
     for kind, uses in found.items():
         if kind != "other":
-            cells = [_cell(uses.get(name, Counter())) for name in USES]
+            cells = [_cell(uses.get(name, Counter())) for name in (*USES, TIMED)]
             yield f"{kind:22}" + "".join(f"{cell:>14}" for cell in cells)
 
 
@@ -214,7 +302,7 @@ def _cell(counts: Counter[str]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--under-strace"]:
-        _run(Path(sys.argv[2]), sys.argv[3:])
+        _run(Path(sys.argv[2]), sys.argv[3].split(","), sys.argv[4:])
     else:
         with tempfile.TemporaryDirectory() as place:
-            print(*_table(opens_of(Path(place), sys.argv[1:])), sep="\n")
+            print(*_table(opens_of(Path(place), sys.argv[1:], TIMED)), sep="\n")

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,7 +41,7 @@ from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
-from zb_hdf5.store.opening import open_for_loader
+from zb_hdf5.store.opening import note_left_out, open_for_loader
 from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -58,26 +58,59 @@ DAMAGED: Final = "damaged"
 SPLITS_SHOWN: Final = 3
 
 
-@kept_listings()
+class OpenPath(NamedTuple):
+    """A path that is open to be described.
+
+    Attributes
+    ----------
+    path
+        The path, as it was asked for.
+    found
+        The findings of the look at it.
+    corpus
+        Its corpus, of the split that is asked for.
+    """
+
+    path: Path
+    found: Found
+    corpus: Corpus
+
+
+@contextmanager
+def open_to_describe(
+    path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None
+) -> Iterator[OpenPath]:
+    """Open a file or store in a block."""
+    path = any_path(path)
+    with kept_listings():
+        with look_of(path) as look:
+            found = found_at(look.path, look=look, read_as=read_as, split=split)
+            if split is None:
+                found.splits_there()  # names what a loader would refuse
+            opened = corpus_of(found, look)
+        with opened as corpus:
+            yield OpenPath(path, found, corpus)
+
+
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
     """Return a JSON-able description of a file or store."""
-    path = any_path(path)
-    with look_of(path) as look:
-        found = found_at(look.path, look=look, read_as=read_as, split=split)
-        if split is None:
-            found.splits_there()  # names what a loader would refuse
-        opened = corpus_of(found, look)
-    with opened as corpus:
-        if not isinstance(corpus, StoreCorpus):
-            return _describe(path, corpus, _describe_batches(corpus), None, found)
-        if corpus.is_stream:
-            index = corpus.index if find_index(path) else None
-            return _describe(path, corpus, _describe_stream(corpus), index, found)
-        own = _describe_batches(corpus)
-        if corpus.is_cut:
-            own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(corpus.files)}
-            return _describe(path, corpus, own, None, found)
-        return _describe(path, corpus, own, corpus.index, found)
+    with open_to_describe(path, read_as, split) as opened:
+        return describe_open(opened)
+
+
+def describe_open(opened: OpenPath) -> dict[str, Any]:
+    """Return the description of a file or store that is open."""
+    path, found, corpus = opened
+    if not isinstance(corpus, StoreCorpus):
+        return _describe(path, corpus, _describe_batches(corpus), None, found)
+    if corpus.is_stream:
+        index = corpus.index if find_index(path) else None
+        return _describe(path, corpus, _describe_stream(corpus), index, found)
+    own = _describe_batches(corpus)
+    if corpus.is_cut:
+        own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(corpus.files)}
+        return _describe(path, corpus, own, None, found)
+    return _describe(path, corpus, own, corpus.index, found)
 
 
 def _describe(
@@ -260,7 +293,7 @@ def _describe_batches(corpus: Corpus) -> dict[str, Any]:
 
 
 def describe_epoch(
-    path: Path,
+    opened: OpenPath,
     batch_size: int | None,
     seq_len: int | None,
     stride: int | None,
@@ -268,9 +301,17 @@ def describe_epoch(
     read_as: ReadAs,
     split: str | None,
 ) -> dict[str, int]:
-    """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step."""
-    batches, _ = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=split or AUTO_SPLIT)
-    with batches:
+    """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step.
+
+    A loader reads one split: of several, its files are opened by their path.
+    """
+    path, found, corpus = opened
+    if split is None and len(found.splits_there()) > 1:
+        batches, is_own = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=AUTO_SPLIT)
+    else:
+        note_left_out(found)
+        batches, is_own = open_for_loader(corpus, batch_size, seq_len)
+    with batches if is_own else nullcontext():
         if stride is not None:
             batches = batches.corpus.batches(batch_size, seq_len, stride)
         rows = batch_size or batches.batch_size

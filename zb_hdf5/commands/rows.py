@@ -20,7 +20,7 @@ from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray
@@ -146,10 +146,17 @@ def open_to_look(
     """Open batches, which have a shape, or a stream as batches of windows: of one row, unless another is asked for."""
     corpus = open_corpus(path, read_as=read_as, split=split)
     with on_failure(corpus.close):
-        if corpus.is_stream:
-            batch_size = batch_size or 1
-            seq_len = seq_len or min(STREAM_SEQ_LEN, max(1, corpus.num_tokens))
-        return shaped_batches(corpus, batch_size, seq_len, read_as=read_as)
+        return batches_to_look(corpus, batch_size, seq_len, read_as)
+
+
+def batches_to_look(
+    corpus: Corpus, batch_size: int | None = None, seq_len: int | None = None, read_as: ReadAs = AS_STORED
+) -> Batches:
+    """Return the batches of a corpus that is open, as `open_to_look`."""
+    if corpus.is_stream:
+        batch_size = batch_size or 1
+        seq_len = seq_len or min(STREAM_SEQ_LEN, max(1, corpus.num_tokens))
+    return shaped_batches(corpus, batch_size, seq_len, read_as=read_as)
 
 
 def tokenizer_to_look(batches: Batches, asked: str | None) -> Tokenizer | None:

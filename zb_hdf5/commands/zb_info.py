@@ -51,21 +51,29 @@ def zb_info(
     Example: zb info genome.h5 --batch-size 1 --seq-len 8192 --stride 7992
     Example: zb info text-h5 --by source
     """
-    from zb_hdf5.commands.description import describe, describe_epoch, describe_lines, epoch_text, interrupted
+    from zb_hdf5.commands.description import (
+        describe_epoch,
+        describe_lines,
+        describe_open,
+        epoch_text,
+        interrupted,
+        open_to_describe,
+    )
     from zb_hdf5.commands.set_summary import set_line, summaries_of
 
     unfinished = interrupted(path)
     if unfinished is not None:
         return unfinished
-    description = describe(path, read_as, split)
-    lines = describe_lines(description)
-    if sets := {f"{each['name']} ({each['split']})": each for each in summaries_of(path)}:
-        lines += [(f"field set {name}", set_line(each)) for name, each in sets.items()]
-        description["field_sets"] = list(sets)
-    if batch_size or seq_len or stride or world_size:
-        epoch = describe_epoch(path, batch_size, seq_len, stride, world_size or 1, read_as, split)
-        lines.append(("epoch", epoch_text(epoch)))
-        description["epoch"] = epoch
+    with open_to_describe(path, read_as, split) as opened:
+        description = describe_open(opened)
+        lines = describe_lines(description)
+        if sets := {f"{each['name']} ({each['split']})": each for each in summaries_of(path)}:
+            lines += [(f"field set {name}", set_line(each)) for name, each in sets.items()]
+            description["field_sets"] = list(sets)
+        if batch_size or seq_len or stride or world_size:
+            epoch = describe_epoch(opened, batch_size, seq_len, stride, world_size or 1, read_as, split)
+            lines.append(("epoch", epoch_text(epoch)))
+            description["epoch"] = epoch
     text: Iterable[str] = ()
     if by is not None:
         from zb_hdf5.commands.shares import shares_of_path

@@ -61,9 +61,9 @@ def zb_report(
     \b
     Example: zb report data/train -o report.html
     """
-    from zb_hdf5.commands.description import describe
+    from zb_hdf5.commands.description import describe_open, open_to_describe
     from zb_hdf5.commands.page import Provenance, report_json, report_page
-    from zb_hdf5.commands.rows import chosen_rows, open_to_look, tokenizer_to_look
+    from zb_hdf5.commands.rows import batches_to_look, chosen_rows, tokenizer_to_look
     from zb_hdf5.commands.set_summary import summaries_of
     from zb_hdf5.commands.statistics import measure
     from zb_hdf5.files.publishing import refuse_existing, write_atomically
@@ -72,7 +72,8 @@ def zb_report(
         raise ArgumentError(f"{output}: expected a folder to write into, found no {output.parent}; make it first")
     if not force:
         refuse_existing(output)
-    with open_to_look(path, read_as=read_as, split=split) as reader:
+    with open_to_describe(path, read_as, split) as opened:
+        reader = batches_to_look(opened.corpus, read_as=read_as)
         known = tokenizer_to_look(reader, tokenizer)
         with Progress("report", 0) as progress:
             found = measure(reader, sample_batches, progress.advance)
@@ -80,7 +81,7 @@ def zb_report(
         vocab_size = reader.meta.vocab_size or (known.vocab_size if known else 0)
         numbers = report_json(path, found, vocab_size) | {"field_sets": summaries_of(path)}
         making = Provenance(typed_command(), f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC")
-        page = report_page(numbers, found, reader, rows, known, describe(path, read_as, split), making)
+        page = report_page(numbers, found, reader, rows, known, describe_open(opened), making)
         write_atomically(output, page.encode("utf-8"))
     return Output(
         {"output": str(output), **numbers},

@@ -136,9 +136,16 @@ def require_unreplaced(path: str | Path, expected: Identity | None) -> FileIdent
     """Return the identity of a file of this machine that is not opened. Takes and raises as `require_identity`."""
     status = os.stat(path)
     require_regular(status.st_mode, path)
+    return require_status(status, expected, path, path)
+
+
+def require_status(
+    status: os.stat_result, expected: Identity | None, file: int | str | Path, path: str | Path
+) -> FileIdentity:
+    """Return the identity of a file by its status. Takes `file` as `difference`, and raises as `require_identity`."""
     found = FileIdentity.of(status, growing=_is_growing(expected))
     if expected is not None:
-        _refuse(difference(expected, found, path), path)
+        _refuse(difference(expected, found, file), path)
     return found
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.file_systems import in_memory, network_file_system
-from zb_hdf5.files.identity import Identity, require_identity
+from zb_hdf5.files.identity import Identity, require_status
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import RemotePath, any_path, cut_short, on_failure, open_with_room, regular
@@ -221,12 +221,13 @@ class LocalFile:
         self._mappings: dict[bool, mmap.mmap] = {}
         self._maps = {"mmap": True, "pread": False}.get(self.access)  # None: not asked yet
         with on_failure(self._close_descriptor):  # now, not when the last traceback that holds this object is gone
-            self.size = os.fstat(self.fd).st_size
+            status = os.fstat(self.fd)
+            self.size = status.st_size
             if identity and self.size < identity[0]:
                 raise cut_short(path, f"at least {identity[0]:,} bytes", self.size)
             known = identity if isinstance(path, RemotePath) else None  # it was compared when it was fetched
             #: The facts that differ for a later file of the same name.
-            self.identity: Identity = known or require_identity(self.fd, identity, path)
+            self.identity: Identity = known or require_status(status, identity, self.fd, path)
 
     def _descriptor(self, path: Path, identity: Identity | None) -> int:
         if not isinstance(path, RemotePath):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import any_path, open_file, open_with_room, read_whole, regular
@@ -91,7 +92,11 @@ class BatchCorpus(Corpus):
         self.check_reads(verify)
 
     def crc32_rows(self) -> Crc32Rows | None:
-        return sidecar_rows(self.path, self.num_units) if crc32_path(self.path).exists() else None
+        return self._sidecar if crc32_path(self.path).exists() else None
+
+    @cached_per_process
+    def _sidecar(self) -> Crc32Rows:
+        return sidecar_rows(self.path, self.num_units)
 
     def missing_digests(self) -> str:
         return f"{crc32_path(self.path).name} is missing; {Remedy.CRC32}"

@@ -364,13 +364,14 @@ def write_digests(
     if read_as.digests is not None:
         raise ArgumentError(f"{path}: digests are what is made here, found digests={str(read_as.digests)!r}")
     read_as = replace(read_as, field_channels={})
-    with Look(path) as look:
+    with Look(path) as look, look.keeping_handles():
         require_datasets(look, read_as)
         at_path = files_without_digests(look, read_as)
         if at_path is None:
             raise not_in_place(look) or _has_digests(path)
         flat, files = at_path
         found = flat.facts_of(look, files)
+        first = look.of(files[0]).kept_open()
     column = found[0].column
     if column is not None:
         if column.sha256 is not None:
@@ -385,7 +386,7 @@ def write_digests(
     with published(destination, overwrite=overwrite) as file:
         announce(sum(each.num_tokens for each in found))
         with ReadPool(workers or len(os.sched_getaffinity(0)), "zb-digests") as readers:
-            made = readers.map(partial(_digest_of, flat, progress), found)
+            made = readers.map(partial(_digest_of, flat, progress), found, [first, *[None] * (len(found) - 1)])
         of_files = {name_below(path, each.path): one for each, one in zip(found, made, strict=True)}
         record_tokens = next((each.record_tokens for each in found), None)
         digests = Digests(destination, flat.name, of_files, read_as, record_tokens)
@@ -403,12 +404,12 @@ def _refuse_other_file(path: Path) -> None:
         raise ConvertError(f"{path}: is not a file of digests; remove it yourself, or choose another output")
 
 
-def _digest_of(flat: FlatFormat, progress: Count, found: FlatFacts) -> FlatDigest:
-    """Read a file, and return its digests."""
+def _digest_of(flat: FlatFormat, progress: Count, found: FlatFacts, look: Look | None) -> FlatDigest:
+    """Read a file, by the descriptor of a look at it if there is one, and return its digests."""
     path = found.path
     sha256 = hashlib.sha256()
     crc32: list[int] = []
-    with flat.open(FoundFile(path=path, meta=CHUNKS_OF_FLAT_FILES, known=found)) as corpus:
+    with flat.open(FoundFile(path=path, meta=CHUNKS_OF_FLAT_FILES, known=found, look=look)) as corpus:
         for _, chunks in corpus.groups():
             sha256.update(chunks)
             crc32 += map(crc32_of, chunks)

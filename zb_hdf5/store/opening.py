@@ -303,9 +303,14 @@ def corpus_for_training(found: Found, split: str | None, look: Look | None = Non
     look
         As for `corpus_of`.
     """
+    note_left_out(found)
+    return corpus_of(replace(found, split=split_of_training(found, split)), look)
+
+
+def note_left_out(found: Found) -> None:
+    """Note the files of a folder that a loader leaves out."""
     if found.left_out:
         note(f"{found.path}: {left_out_in_words(found.left_out)}")
-    return corpus_of(replace(found, split=split_of_training(found, split)), look)
 
 
 def _of_open(

@@ -87,6 +87,7 @@ def index_files(
     entries: list[ShardEntry] = []
     metas: list[StoreMeta] = []
     max_tokens: list[int | None] = []
+    table_digests: list[str] = []
     origin: dict[str, Any] = {}
     sources: list[Any] = []  # of a stream: each file names those of its own documents
     for file in files:
@@ -96,6 +97,7 @@ def index_files(
                 raise IncompleteError(f"{path}: its writer has not finished", remedy=Remedy.REPAIR, at=path)
             metas.append(corpus.meta)
             max_tokens.append(corpus.max_token)
+            table_digests.append(corpus.documents_sha256)
             expected, found = (_likeness(meta) for meta in (metas[0], metas[-1]))
             if found != expected:
                 raise FormatError(f"{path}: expected {expected} as in {files[0].name}, found {found}")
@@ -113,20 +115,31 @@ def index_files(
     if source is None and "files" in known and metas[0].layout == STREAM_LAYOUT:
         known = {**known, "files": list(dict.fromkeys(sources))}
     shuffle = shuffle or origin.get("shuffle", "none" if origin else UNKNOWN_SHUFFLE)
-    tables = document_tables(files, entries)
+    tables = document_tables(files, entries, table_digests)
     index = ShardIndex(meta, entries, shuffle, known, documents=tables)
     return index.with_max_token(max_tokens) if source is None else index
 
 
-def document_tables(files: Sequence[CorpusFile], entries: Sequence[ShardEntry]) -> tuple[DocumentPart, ...]:
-    """Describe the document tables of streams, or in the folder of shards of batches."""
+def document_tables(
+    files: Sequence[CorpusFile], entries: Sequence[ShardEntry], digests: Sequence[str] | None = None
+) -> tuple[DocumentPart, ...]:
+    """Describe the document tables of streams, or in the folder of shards of batches.
+
+    Parameters
+    ----------
+    digests
+        The digest of the table beside each file, as the file has it; None: each file is opened for it.
+    """
     if any(entry.pieces for entry in entries):
         tables = sorted(files[0].folder.glob(f"{DOCUMENTS_PREFIX}*{DOCUMENTS_STORE_SUFFIX}"))
         return tuple(in_order(map(part_of, tables)))
     parts: list[DocumentPart] = []
-    for file, entry in zip(files, entries, strict=True):
+    for number, (file, entry) in enumerate(zip(files, entries, strict=True)):
         path = file.path
-        sha256 = table_sha256(path) if entry.backend == "hdf5" else ""
+        if digests is not None:
+            sha256 = digests[number]
+        else:
+            sha256 = table_sha256(path) if entry.backend == "hdf5" else ""
         table = DocumentTable.of_file(path, entry.sha256, sha256=sha256)
         if table is None:
             part = DocumentPart(path.name, 0, "", token_count=entry.token_count)

@@ -89,6 +89,8 @@ class JsonLinesFile(DocumentFile):
     def _groups(self) -> list[tuple[int, int]]:
         """The byte offset and the number of the first line of each row group: one pass over the file finds all."""
         groups = [(0, 1)]
+        if self.num_row_groups == 1:
+            return groups
         line = 1
         with unpacked(self.path) as file:
             for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):

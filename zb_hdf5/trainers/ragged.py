@@ -12,7 +12,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,6 +24,7 @@ from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbE
 from zb_hdf5.files.field_files import ids_at, is_named_as_field
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.signatures import is_hdf5
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS, TOKEN_NAMES
@@ -252,9 +253,10 @@ def _layout_named(h5: h5py.File, path: Path, name: str) -> Layout | None:
     return Layout(_LISTS, name) if stored is not None and _is_of_lists(stored) else None
 
 
-def _layout(path: Path, dataset: str | None, offsets: str | None) -> Layout:
+def _layout(look: Look, dataset: str | None, offsets: str | None) -> Layout:
     """Return the layout of a file, as it is named or found; `ConvertError` if it is not certain."""
-    with _opened(path) as h5:
+    path = look.path
+    with _opened(path, look) as h5:
         if dataset is not None and offsets is not None:
             return Layout(_OFFSETS, dataset.strip("/"), offsets.strip("/"))
         named = None if dataset is None else _layout_named(h5, path, dataset)
@@ -325,8 +327,8 @@ class OffsetFile(_DocumentFile):
 
     Parameters
     ----------
-    path
-        The file.
+    look
+        A look at the file.
     layout
         Its layout.
     wanted
@@ -338,11 +340,12 @@ class OffsetFile(_DocumentFile):
         If the first offset or the last one does not fit the values, and these are not lengths that add up to them.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
+    def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
+        path = look.path
         unwritten = FILL if layout.fills else None
         try:
-            self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten))
-            self._offsets = find_column(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten))
+            self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten), look=look)
+            self._offsets = find_column(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten), look=look)
         except FormatError as error:
             if error.remedy is Remedy.UNWRITTEN:
                 error.remedy = Remedy.FILL
@@ -395,9 +398,9 @@ class OffsetFile(_DocumentFile):
 
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
         with ExitStack() as stack:
-            columns = {"": self._values, **self._fields}
-            opened = {name: stack.enter_context(closing(open_stored(each, "auto"))) for name, each in columns.items()}
             offsets = stack.enter_context(closing(open_stored(self._offsets, "auto")))
+            columns = {"": self._values, **self._fields}
+            opened = {name: stack.enter_context(closing(_beside(offsets, each))) for name, each in columns.items()}
             read = 0
             for begin in range(first, stop, _BLOCK_DOCUMENTS):
                 edges = self._edges(offsets, begin, min(begin + _BLOCK_DOCUMENTS, stop))
@@ -443,6 +446,12 @@ class OffsetFile(_DocumentFile):
         return edges[first - begin :]
 
 
+def _beside(tokens: Tokens, column: Column) -> Tokens:
+    """Open another column of the file of some tokens, by a copy of the descriptor of these if they have one."""
+    with tokens.file.begin_look() if isinstance(tokens.file, LocalFile) else nullcontext() as look:
+        return open_stored(column, "auto", look)
+
+
 def _read(tokens: Tokens, start: int, count: int) -> npt.NDArray[Any]:
     found = np.empty(count, tokens.dtype)
     if count:
@@ -462,14 +471,15 @@ class ListFile(_DocumentFile):
 
     Parameters
     ----------
-    path, layout, wanted
+    look, layout, wanted
         As for `OffsetFile`.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
+    def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
+        path = look.path
         self._name = layout.name
         group = _group_of(layout.name)
-        with _opened(path) as h5:
+        with _opened(path, look) as h5:
             stored = own_dataset(h5, path, layout.name)
             if stored is None:
                 raise FormatError(f"{path}: expected a dataset {layout.name!r}, found none")
@@ -537,14 +547,15 @@ class DatasetFile(_DocumentFile):
 
     Parameters
     ----------
-    path, layout, wanted
+    look, layout, wanted
         As for `OffsetFile`; there are no fields.
     """
 
-    def __init__(self, path: Path, layout: Layout, wanted: ColumnSelection) -> None:
+    def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
+        path = look.path
         self._group = layout.name
         self._layout = layout
-        with _opened(path) as h5:
+        with _opened(path, look) as h5:
             names = _names_in(h5[self._group])
             if not names:
                 raise FormatError(f"{path}: {self._group}: expected a dataset for each document, found none")
@@ -641,8 +652,9 @@ def open_ragged(
         )
     files: list[IdFile] = []
     for path in ids_at(files_at(paths, *HDF5_SUFFIXES), paths):
-        layout = _layout(path, dataset, offsets)._replace(fills=unwritten == FILL)
-        files.append(_FILES[layout.kind](path, layout, ColumnSelection(layout.name, field_columns)))
+        with Look(path) as look, look.keeping_handles():
+            layout = _layout(look, dataset, offsets)._replace(fills=unwritten == FILL)
+            files.append(_FILES[layout.kind](look, layout, ColumnSelection(layout.name, field_columns)))
     found = IdSource(
         files,
         RAGGED,

@@ -131,7 +131,7 @@ def counts_of(traced):
 
 
 #: Path -> the opens of a rank at opening, as the page of large jobs has them: of 4 files.
-AT_OPENING = {"streams": 2, "arrays": 2 * 4, "megatron": 1 + 3 * 4}
+AT_OPENING = {"streams": 2, "arrays": 2 * 4, "megatron": 1 + 2 * 4}
 #: Path -> the reads of each file that is opened in steps: of a unit, and of crc32 values, which may be another file.
 PROOFS = {"streams": 2, "batch": 1}
 

@@ -17,10 +17,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import golden
 import h5py
@@ -30,11 +31,13 @@ from contents import files_in
 from interrupted import Stops
 from processes import killed_after
 from reading import reading
+from servers import empty_bucket, put_files, serving_s3
 
-from zb_hdf5 import Loader, convert, open_reader, open_writer, write_digests
+from zb_hdf5 import Loader, convert, open_field_set, open_reader, open_writer, write_digests
 from zb_hdf5.console import JSON_VERSION
 from zb_hdf5.converters.engines import Engine
 from zb_hdf5.converters.journal import JOURNAL_PREFIX, read_journal
+from zb_hdf5.field import Field
 from zb_hdf5.spec import EXTENTS
 
 PINS = golden.DATA / "pins.json"
@@ -110,21 +113,23 @@ def kinds() -> dict[str, Kind]:
         "live-growing": Kind("growing"),
         "stream-store": Kind("cut", shape=WINDOWS),
         "lone-stream": Kind("notes.h5", shape=WINDOWS),
+    }
+    without = {
         "records-hdf5": Kind("foreign/records.h5", shape=RECORDS),
         "records-hdf5-folder": Kind("foreign/records", shape=RECORDS),
         "batches-hdf5": Kind("foreign/batches.h5", {"axes": "batch,record,token"}),
         "batches-hdf5-folder": Kind("foreign/batches", {"axes": "batch,record,token"}),
         "channels-hdf5": Kind("foreign/channels.h5", CHANNELS, RECORDS),
         "channels-hdf5-folder": Kind("foreign/channels", CHANNELS, RECORDS),
+        "records-npy": Kind("flat/npy-records/0.npy", shape=RECORDS),
+        "records-npy-folder": Kind("flat/npy-records", shape=RECORDS),
     }
-    for name, path in {"records-npy": "flat/npy-records/0.npy", "records-npy-folder": "flat/npy-records"}.items():
-        found[name] = Kind(path, shape=RECORDS)
-        found[f"{name}-digests"] = Kind(path, shape=RECORDS, digests=True)
     for name, (options, file) in _FLAT.items():
-        found[name] = Kind(f"flat/{name}/{file}", options, WINDOWS)
-        found[f"{name}-folder"] = Kind(f"flat/{name}", options, WINDOWS)
-        found[f"{name}-digests"] = Kind(f"flat/{name}/{file}", options, WINDOWS, digests=True)
-        found[f"{name}-folder-digests"] = Kind(f"flat/{name}", options, WINDOWS, digests=True)
+        without[name] = Kind(f"flat/{name}/{file}", options, WINDOWS)
+        without[f"{name}-folder"] = Kind(f"flat/{name}", options, WINDOWS)
+    for name, kind in without.items():
+        found[name] = kind
+        found[f"{name}-digests"] = replace(kind, digests=True)
     return found
 
 
@@ -141,6 +146,8 @@ def make_kinds(folder: Path) -> None:
     shutil.copytree(folder / "same-batch", folder / "both" / "batch")
     _write_live(folder / "live", sources, finishes=True)
     killed_after(lambda: _write_live(folder / "growing", sources, finishes=False))
+    shutil.copytree(folder / "h5", folder / "scored")
+    _write_set(folder / "scored")
     _make_flat(folder / "flat", sources)
     _make_foreign(folder / "foreign")
     (folder / "flat" / "npy-records").mkdir()
@@ -157,6 +164,14 @@ def _write_live(folder: Path, sources: Path, *, finishes: bool) -> None:
         writer.write(batches[start : start + 5])
     if finishes:
         writer.finish()
+
+
+def _write_set(store: Path) -> None:
+    """Write a finished field set of a store, with one value for each record."""
+    with open_field_set(store, "scores", [Field("score", np.dtype("f4"), unit="record")]) as found:
+        for step in found.missing(batch_size=64, quiet=True):
+            found.write(step["records"], score=np.asarray(step["records"], "f4"))
+        found.finish()
 
 
 def _make_flat(folder: Path, sources: Path) -> None:
@@ -351,7 +366,14 @@ JOBS: dict[str, tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]] = {
         ("stage", "h5", "cache"), ("stage", "h5", "cache"), ("cache", "ls", "cache"), ("cache", "rm", "cache"),
     )),
     "plan": (("h5", *_NOTES), (("plan", "h5", "--ranks", 2), ("plan", "notes.h5", "--ranks", 2, *_ROWS))),
+    "list": ((), (("convert", "--list"),)),
 }  # fmt: skip
+#: Such commands over a bucket that has the files of `FETCHED`.
+SERVED: dict[str, tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]] = {
+    "fetch": ((), tuple(("fetch", "s3://bucket/{}.npy", "-n", count, "-o", "new", "-w", 1) for count in (2, 3, 4))),
+    "upload": (("scored",), (("fields", "upload", "scored", "scores", "s3://bucket/scores"),) * 2),
+}  # fmt: skip
+FETCHED = "sources/records"
 #: Commands of which a report is pinned without its values: they are facts of the machine.
 MEASURING: dict[str, tuple[Any, ...]] = {"doctor": ("doctor", "h5"), "bench": ("bench", "h5", "--seconds", 1)}
 #: Keys of the reports of jobs whose values differ from run to run, or from machine to machine.
@@ -376,7 +398,7 @@ def of_job(value: Any, folder: Path) -> Any:
 
 def reports_of_job(name: str, folder: Path) -> list[Any]:
     """Return the exit code and the report of each command of a job, one after the other."""
-    paths, commands = JOBS[name]
+    paths, commands = {**JOBS, **SERVED}[name]
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         for path in paths:
             copy = shutil.copytree if (folder / path).is_dir() else shutil.copyfile
@@ -534,8 +556,14 @@ def load() -> dict[str, Any]:
 if __name__ == "__main__":
     pins = load()
     with tempfile.TemporaryDirectory() as place:
-        make_kinds(Path(place) / "kinds")
+        kinds_there = Path(place) / "kinds"
+        make_kinds(kinds_there)
         for case, make in cases().items():
             if case not in pins:
-                pins[case] = json.loads(json.dumps(make(Path(place) / "kinds")))
+                pins[case] = json.loads(json.dumps(make(kinds_there)))
+        with serving_s3() as port, patch.dict(os.environ, empty_bucket(port, f"http://127.0.0.1:{port}")):
+            put_files(kinds_there / FETCHED, "s3://bucket")
+            for name in SERVED:
+                if f"served/{name}" not in pins:
+                    pins[f"served/{name}"] = reports_of_job(name, kinds_there)
     print("{", ",\n".join(f" {json.dumps(case)}: {json.dumps(facts)}" for case, facts in pins.items()), "}", sep="\n")

@@ -34,7 +34,8 @@ def more_opens(case, pinned, found):
 
 
 def test_every_case_is_pinned():
-    assert CASES.keys() == PINNED.keys(), REMEDY
+    served = {f"served/{name}" for name in pins.SERVED}  # which remote/test_requests.py compares
+    assert CASES.keys() | served == PINNED.keys(), REMEDY
 
 
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")

@@ -6,17 +6,14 @@ import http.server
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from contextlib import contextmanager
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
 from descriptors import open_files
+from servers import empty_bucket, free_port, put_files, serving, serving_s3
 
 obstore = pytest.importorskip("obstore")
 
@@ -50,33 +47,6 @@ def _connections_end(monkeypatch):
         if attempt == 5:
             gc.collect()  # the traceback of an expected error holds its reader
         time.sleep(0.02)
-
-
-def wait_for(port):
-    for _ in range(500):
-        with socket.socket() as one:
-            if one.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.01)
-    raise TimeoutError(f"nothing listens on {port}")
-
-
-@contextmanager
-def serving(port, *command):
-    """Run a server until it is not needed any more."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_for(port)
-        yield
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 #: Who may read the folder `private` of the nginx: the password has characters that a URL spells in another way.
@@ -235,8 +205,7 @@ def web(served, www, proxies):
 def moto():
     """Return the port of a server that speaks S3."""
     pytest.importorskip("moto.server")
-    port = free_port()
-    with serving(port, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)):
+    with serving_s3() as port:
         yield port
 
 
@@ -245,24 +214,12 @@ def s3(moto, proxies, monkeypatch):
     """Return the proxy of a server that speaks S3, with an empty bucket "bucket" and its credentials."""
     proxy = proxies[1]
     proxy.reset(moto)
-    facts = {"ENDPOINT": proxy.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}
-    for name, value in {**facts, "REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    for url, method in (("moto-api/reset", "POST"), ("bucket", "PUT")):
-        request = urllib.request.Request(f"http://127.0.0.1:{moto}/{url}", method=method)
-        urllib.request.urlopen(request).close()
+    for name, value in empty_bucket(moto, proxy.url).items():
+        monkeypatch.setenv(name, value)
     return proxy
 
 
 @pytest.fixture
 def upload():
     """Return `upload(folder, url)`: put the files of a folder into a bucket."""
-
-    def put(folder, url):
-        store = obstore.store.from_url(url)
-        for path in folder.rglob("*"):
-            if path.is_file():
-                obstore.put(store, str(path.relative_to(folder)), path)
-        return url
-
-    return put
+    return put_files

@@ -66,6 +66,12 @@ def test_a_url_has_the_fingerprint_the_orders_and_the_states_of_the_same_path_he
     assert found == {key: PINNED[f"facts/{name}"][key] for key in found}
 
 
+@pytest.mark.parametrize("name", pins.SERVED)
+def test_reports_over_a_bucket_are_those_of_earlier_builds(name, folder, s3, upload):
+    upload(folder / pins.FETCHED, "s3://bucket")
+    assert pins.reports_of_job(name, folder) == PINNED[f"served/{name}"]
+
+
 def test_a_plan_of_a_store_at_a_url_has_steps_and_times_and_no_opened_files(folder, web):
     shutil.copytree(folder / pins.kinds()["store"].path, web.folder / "kind")
     with Loader(f"{web.url}/kind", rank=0, world_size=1) as loader:

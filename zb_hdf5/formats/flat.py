@@ -125,17 +125,14 @@ class FlatFormat(Format, ABC):
             return [look.path] if is_named and self.fits(look) else []
         return self._ids_in(look, listed(look.path, self.suffixes[0]).files)
 
-    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         path = look.path
         files = self.files(look)
-        if files:
-            self._require_asked(path, backend)
-        elif backend == self.name and look.is_dir:
-            raise FormatError(f"{path}: no {self.suffixes[0]} files of the format {self.name!r} in this folder")
-        return files
-
-    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
-        path = look.path
+        if not files:
+            if backend == self.name and look.is_dir:
+                raise self.none_in(path)
+            return None
+        self._require_asked(path, backend)
         in_split, splits = SplitFiles.at([path], files, split)
         facts = self.facts_of(look, in_split)
         if self.holds_records:
@@ -143,7 +140,6 @@ class FlatFormat(Format, ABC):
         return Found(path, self.name, facts[0].layout, tuple(files), facts, tuple(splits))
 
     def _require_asked(self, path: Path, backend: str) -> None:
-        """Raise `BackendError` if files of another format are asked for."""
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
 

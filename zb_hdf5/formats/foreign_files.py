@@ -64,9 +64,10 @@ class ForeignFiles(FlatFormat):
         """Return the dataset of a file by which its folder was recognised, once; None: this was another file."""
         return self._known.pop(path, None)
 
-    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
-        found = super().found(look, files, split)
-        warn_of_mask(self.read_as)
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        found = super().recognise(look, backend, split)
+        if found is not None:
+            warn_of_mask(self.read_as)
         return found
 
     def _require_asked(self, path: Path, backend: str) -> None:

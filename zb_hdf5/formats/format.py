@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from zb_hdf5.errors import BackendError, Remedy
+from zb_hdf5.errors import BackendError, FormatError, Remedy
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
@@ -181,11 +181,14 @@ class Format:
         return not look.is_dir and self.row.has_magic(look)
 
     def files(self, look: Look) -> list[Path]:
-        """Return the files at a path that are of this format; none if the path is of another one. None is read."""
+        """Return the files at a path that are of this format; none if the path is of another one.
+
+        No facts are read, so that damaged files are among them.
+        """
         return [look.path] if self.fits(look) else []
 
-    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
-        """Return the files at a path that are of this format, damaged ones too; none: the path is of another one.
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        """Return what a look finds at a path of this format; None: the path is of another one.
 
         Parameters
         ----------
@@ -193,27 +196,30 @@ class Format:
             A look at a file or folder.
         backend
             The format that is asked for, or "auto".
+        split
+            The split whose files are looked at, of files that each tell their facts.
 
         Raises
         ------
         BackendError
             If another format is asked for.
-        """
-        files = self.files(look)
-        if files and backend not in ("auto", self.name):
-            facts = f"{look.path}: asked for backend {backend!r}, found a {self.name!r} file"
-            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
-        return files
-
-    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
-        """Return the facts of the files that `recognise` has given, of one split if their look opens each of them.
-
-        Raises
-        ------
         FormatError, IncompleteError
-            If they cannot be read.
+            If the facts of the files cannot be read, or a folder lacks files of the format that is asked for.
         """
+        if not self.files(look):
+            return None
+        self._require_asked(look.path, backend)
         return Found(look.path, self.name, BATCHES_LAYOUT, identity=look.identity)
+
+    def _require_asked(self, path: Path, backend: str) -> None:
+        """Raise `BackendError` if files of another format are asked for."""
+        if backend not in ("auto", self.name):
+            facts = f"{path}: asked for backend {backend!r}, found a {self.name!r} file"
+            raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
+
+    def none_in(self, folder: Path) -> FormatError:
+        """Return the error of a folder that lacks files of the format that is asked for."""
+        return FormatError(f"{folder}: no {self.suffixes[0]} files of the format {self.name!r} in this folder")
 
     def open(self, file: FoundFile) -> Corpus:
         """Open one file. `verify` of a part of a store is "none": whoever asks for it compares what is read.

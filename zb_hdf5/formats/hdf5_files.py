@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,15 +28,14 @@ class HDF5Files(Format):
     def files(self, look: Look) -> list[Path]:
         return self._in_folder.files(look) if look.is_dir else super().files(look)
 
-    def recognise(self, look: Look, backend: str = "auto") -> list[Path]:
-        return self._in_folder.recognise(look, backend) if look.is_dir else super().recognise(look, backend)
-
-    def found(self, look: Look, files: Sequence[Path], split: str | None = AUTO_SPLIT) -> Found:
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         if look.is_dir:
-            return self._in_folder.found(look, files, split)
+            return self._in_folder.recognise(look, backend, split)
+        found = super().recognise(look, backend, split)
+        if found is None:
+            return None
         warn_of_mask(self.read_as)
         column = find_column(look.path, None, read_as=self.read_as, look=look)
-        found = super().found(look, files, split)
         return replace(found, layout=column.meta.layout, column=column, identity=column.identity)
 
     def total_records(self, look: Look) -> int:

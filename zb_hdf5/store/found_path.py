@@ -28,7 +28,7 @@ from zb_hdf5.store.format_list import (
 from zb_hdf5.store.found_store import FoundStore, store_at
 from zb_hdf5.store.lost_index import no_index
 from zb_hdf5.store.recognition import (
-    files_in_place,
+    formats_at,
     named_by_prefix,
     no_known_file,
     require_datasets,
@@ -112,9 +112,10 @@ def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> F
         return store
     notes: list[str] = []
     with _noting_documents(look, read_as):
-        at_path = files_in_place(look, read_as, backend, notes)
-        if at_path is not None:
-            return at_path.code.found(look, at_path.files, split)
+        for code in formats_at(look, read_as, backend, notes):
+            found = code.recognise(look, code.name if read_as.lacks_header else backend, split)
+            if found is not None:
+                return found
     raise with_notes(_unknown(look), notes)
 
 

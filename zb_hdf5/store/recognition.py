@@ -146,23 +146,10 @@ class FilesInPlace(NamedTuple):
     files: list[Path]
 
 
-def _formats_at(look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto") -> Iterator[Format]:
-    """Yield our formats that are read in place and that a path may be of, in the order in which they are asked."""
-    if read_as.lacks_header:
-        yield load_format(FORMATS[headerless_name(look, backend)], read_as)
-        return
-    for row in FORMATS.values():
-        if not row.is_of_rows and may_hold(row, look, backend):
-            yield load_format(row, read_as)
-
-
-def files_in_place(
+def formats_at(
     look: Look, read_as: ReadAs = AS_STORED, backend: str = "auto", notes: list[str] | None = None
-) -> FilesInPlace | None:
-    """Return the files at a path that are read in place and are in no store; None if it has others.
-
-    Whoever opens, compares or digests a path asks here. No file is read before its format is found, so that damaged
-    files are found too.
+) -> Iterator[Format]:
+    """Yield the formats that are read in place and that a path may be of, in the order in which they are asked.
 
     Parameters
     ----------
@@ -178,26 +165,49 @@ def files_in_place(
     Raises
     ------
     ArgumentError
-        If they have a header, and are to be read as files without one.
+        If files have a header, and are to be read as files without one.
     BackendError
-        If they have another format than `backend`.
-    FormatError
-        If a folder has no files of the format that is asked for.
+        If the files of `backend` have a header, and are to be read as files without one.
     """
-    for code in _formats_at(look, read_as, backend):
-        if files := code.recognise(look, code.name if read_as.lacks_header else backend):
+    if read_as.lacks_header:
+        yield load_format(FORMATS[headerless_name(look, backend)], read_as)
+        return
+    for row in FORMATS.values():
+        if not row.is_of_rows and may_hold(row, look, backend):
+            yield load_format(row, read_as)
+    if is_store(look):
+        return
+    name = installed_name_of(look, [] if notes is None else notes) if backend == "auto" else backend
+    row_of_package = None if name in FORMATS else row_named(name)
+    if row_of_package is not None and row_of_package.is_flat and may_hold(row_of_package, look, backend):
+        yield load_format(row_of_package)
+
+
+def files_in_place(look: Look, read_as: ReadAs = AS_STORED) -> FilesInPlace | None:
+    """Return the files at a path that are read in place and are in no store; None if it has others.
+
+    Whoever compares or digests files asks here: no facts are read, so that damaged files are found too.
+
+    Parameters
+    ----------
+    look
+        A look at the path.
+    read_as
+        How the files are read.
+
+    Raises
+    ------
+    ArgumentError
+        If they have a header, and are to be read as files without one.
+    FormatError
+        If a folder has no files without a header, and such are asked for.
+    """
+    for code in formats_at(look, read_as):
+        if files := code.files(look):
             return FilesInPlace(code, files)
-    if read_as.lacks_header or is_store(look):
-        return None
-    name = backend
-    if backend == "auto":
-        name = installed_name_of(look, [] if notes is None else notes)
-    row = row_named(name)
-    if row is None or name in FORMATS or not (row.is_flat and may_hold(row, look, backend)):
-        return None
-    code = load_format(row)
-    files = code.recognise(look, backend)
-    return FilesInPlace(code, files) if files else None
+        if read_as.lacks_header and look.is_dir:
+            raise code.none_in(look.path)
+    return None
 
 
 def flat_files(name: str, look: Look) -> list[Path]:

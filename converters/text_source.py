@@ -101,7 +101,7 @@ class TextSource(DocumentSource):
         tokenizer = load_tokenizer(recipe.tokenizer)
         self.paths = [file.path for file in files]
         self.groups = [
-            DocumentGroup(number, k, file.path.stat().st_size / file.num_row_groups, file.text_bytes(k))
+            DocumentGroup(number, k, file.identity.num_bytes / file.num_row_groups, file.text_bytes(k))
             for number, file in enumerate(files)
             for k in range(file.num_row_groups)
         ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from contents import take_place
 from contract import is_refused
 from golden import DATA
 from processes import environment
@@ -22,18 +23,6 @@ from zb_hdf5.files.known_files import FEW, KnownFiles
 
 WRITTEN = DATA / "trainers"
 CHANGED = r"changed since it was opened: expected \(device, inode\)"
-
-
-def take_place(path, content=None):
-    """Put another file of the same size and time in the place of one, with the same content if none is given."""
-    known = path.stat()
-    other = path.with_name(f".other-{path.name}")
-    other.write_bytes(path.read_bytes() if content is None else content)
-    assert other.stat().st_size == known.st_size
-    os.utime(other, ns=(known.st_atime_ns, known.st_mtime_ns))
-    os.replace(other, path)
-    assert path.stat().st_mtime_ns == known.st_mtime_ns
-    assert path.stat().st_ino != known.st_ino
 
 
 def make_ids(folder):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from zb_hdf5.errors import FormatError
 from zb_hdf5.files.file_systems import network_file_system
@@ -68,6 +69,7 @@ class FileIdentity(NamedTuple):
 Identity: TypeAlias = FileIdentity | tuple[Any, ...]
 #: An open file: its descriptor, or an object.
 Handle: TypeAlias = int | RemoteObject
+_Block = TypeVar("_Block")
 
 
 @cache
@@ -147,6 +149,38 @@ def require_status(
     if expected is not None:
         _refuse(difference(expected, found, file), path)
     return found
+
+
+def read_unreplaced(path: Path, expected: FileIdentity, blocks: Iterable[_Block]) -> Iterator[_Block]:
+    """Yield the blocks of a file of this machine that is opened by its name for the first of them.
+
+    The file is compared before and after it is opened: it may be replaced in between. One that was written in place is
+    the same file: a conversion compares sizes and times when it ends.
+
+    Parameters
+    ----------
+    path, expected
+        The file, and the identity that it must have.
+    blocks
+        Opens the file when the first block is taken.
+
+    Raises
+    ------
+    FormatError
+        If another file has its name now.
+    """
+    _require_place(path, expected)
+    for number, block in enumerate(blocks):
+        if not number:
+            _require_place(path, expected)
+        yield block
+
+
+def _require_place(path: Path, expected: FileIdentity) -> None:
+    """Raise `FormatError` if another file has the name of one, unless both are the same by all that can be compared."""
+    found = FileIdentity.of(os.stat(path))
+    if (found.device, found.inode) != (expected.device, expected.inode):
+        _refuse(difference(expected, found, path), path)
 
 
 def _is_growing(identity: Identity | None) -> bool:

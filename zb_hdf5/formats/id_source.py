@@ -16,6 +16,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
+from zb_hdf5.files.identity import FileIdentity, read_unreplaced, require_unreplaced
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
@@ -361,6 +362,13 @@ def facts_of_rows(
 class IdFile(ABC):
     """One file of rows, in groups, each of which can be read by itself. Picklable.
 
+    Parameters
+    ----------
+    path
+        The file, which is not opened yet.
+    identity
+        Its identity; None: it is looked up.
+
     Attributes
     ----------
     path
@@ -371,21 +379,34 @@ class IdFile(ABC):
         The bytes of each group, about.
     """
 
-    path: Path
     columns: Columns
     group_bytes: Sequence[int]
 
-    @abstractmethod
+    def __init__(self, path: Path, identity: FileIdentity | None = None) -> None:
+        self.path = path
+        # pickled in a tenth of the time
+        self._identity: tuple[Any, ...] = tuple(require_unreplaced(path, None) if identity is None else identity)
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The identity of the file: another one that has its name later is refused, in other processes too."""
+        return FileIdentity(*self._identity)
+
     def rows(self, number: int) -> Iterator[IdRows]:
         """Yield the rows of one group, many at a time.
 
         Raises
         ------
         FormatError
-            If the file is damaged.
+            If the file is damaged, or another file has its name now.
         ConvertError
             If a row has not the values that its columns need.
         """
+        yield from read_unreplaced(self.path, self.identity, self._rows(number))
+
+    @abstractmethod
+    def _rows(self, number: int) -> Iterator[IdRows]:
+        """Yield the rows of one group, many at a time. Raises as `rows`."""
 
 
 class IdSource(DocumentSource):

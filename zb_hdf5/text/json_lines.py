@@ -32,11 +32,11 @@ class JsonLinesFile(DocumentFile):
     def _look(self) -> None:
         self.num_row_groups = 1
         if not is_compressed(self.path):
-            self.num_row_groups = max(1, -(-self.path.stat().st_size // ROW_GROUP_BYTES))
+            self.num_row_groups = max(1, -(-self.identity.num_bytes // ROW_GROUP_BYTES))
         with unpacked(self.path) as file:
             require_utf8(file.read(ENCODING_MARK_BYTES), self.path)
 
-    def row_group(self, number: int) -> Iterator[Block]:
+    def _row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
         yield from self._blocks(self.first_line(number), map(self._document, self.lines(number)))
 

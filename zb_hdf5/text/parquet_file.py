@@ -64,7 +64,7 @@ class ParquetFile(DocumentFile):
     def text_bytes(self, number: int) -> int:
         return self._text_bytes[number]
 
-    def row_group(self, number: int) -> Iterator[Block]:
+    def _row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of one row group; memory holds one column of it at most."""
         row = sum(self._rows[:number])
         names = list(dict.fromkeys([self.column, *self.more_columns]))

@@ -25,7 +25,7 @@ class PlainTextFile(DocumentFile):
     def _look(self) -> None:
         require_utf8(head_of(self.path, ENCODING_MARK_BYTES)[0], self.path)
 
-    def row_group(self, number: int) -> Iterator[Block]:
+    def _row_group(self, number: int) -> Iterator[Block]:
         data = read_whole(self.path, self.max_line, Remedy.MAX_LINE)
         try:
             text: str | Reason = without_mark(data).decode("utf-8")

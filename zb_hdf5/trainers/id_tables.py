@@ -58,7 +58,7 @@ class TableIds(IdFile):
     noun: ClassVar[str]
 
     def __init__(self, path: Path, wanted: ColumnSelection) -> None:
-        self.path = path
+        super().__init__(path)
         schema = self._schema(path)
         self.columns = wanted.columns(path, _kinds_of(schema, path))
         for name in self.columns.metadata:
@@ -92,7 +92,7 @@ class TableIds(IdFile):
     def _batches(self, number: int) -> Iterator[Any]:
         """Yield the record batches of a group, with the columns that are read."""
 
-    def rows(self, number: int) -> Iterator[IdRows]:
+    def _rows(self, number: int) -> Iterator[IdRows]:
         first = self._first_row(number)
         read = 0
         batches = self._batches(number)
@@ -316,18 +316,18 @@ class JsonLinesIds(IdFile):
     def __init__(
         self, path: Path, wanted: ColumnSelection, columns: Columns | None = None, max_line: int | None = None
     ) -> None:
-        self.path = path
         self._file = JsonLinesFile(path, max_line=max_line)
+        super().__init__(path, self._file.identity)
         self.columns = columns or wanted.columns(path, _kinds_in(self._file))
         count = self._file.num_row_groups
-        self.group_bytes = [-(-path.stat().st_size // count)] * count
+        self.group_bytes = [self._file.text_bytes(number) for number in range(count)]
 
     @classmethod
     def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
         """Return for each key the dtype of the numbers in its lists, or what else it has, by the first lines."""
         return _kinds_in(JsonLinesFile(path))
 
-    def rows(self, number: int) -> Iterator[IdRows]:
+    def _rows(self, number: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, self._file.first_line(number))
         read = 0
         for line in self._file.lines(number):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
+from zb_hdf5.files.identity import FileIdentity, require_unreplaced
 from zb_hdf5.files.listing import listed, name_below
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.paths import read_whole
@@ -115,10 +116,10 @@ def json_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def present_size(path: Path) -> int:
-    """Return the bytes of a file that an index names; `IncompleteError` if it is missing."""
+def require_present_file(path: Path) -> FileIdentity:
+    """Return the identity of a file that an index names; `IncompleteError` if it is missing."""
     try:
-        return path.stat().st_size
+        return require_unreplaced(path, None)
     except FileNotFoundError as error:
         raise IncompleteError(f"{path}: expected a file, as {FOLDER_INDEX} has it, found none") from error
 

@@ -26,10 +26,10 @@ from zb_hdf5.trainers.index_folder import (
     ZSTD,
     Entry,
     folders_of,
-    present_size,
     read_index,
     require_codec_of,
     require_files_once,
+    require_present_file,
 )
 
 #: The name of the format.
@@ -75,7 +75,7 @@ class Chunk(IdFile):
     """
 
     def __init__(self, entry: Entry, dtype: np.dtype[Any], is_packed: bool) -> None:
-        self.path = entry.file("filename")
+        path = entry.file("filename")
         self.columns = Columns("", dtype)
         self._num_items = entry.number("chunk_size")
         if entry.values.get("dim") is None:
@@ -88,7 +88,8 @@ class Chunk(IdFile):
         self._num_bytes = self._start + self._num_tokens * dtype.itemsize
         if self._num_bytes > MAX_FILE_BYTES:
             raise FormatError(f"{entry.where}: expected a chunk of less than 4 GiB, found {self._num_tokens:,} ids")
-        size = present_size(self.path)
+        super().__init__(path, require_present_file(path))
+        size = self.identity.num_bytes
         if not is_packed and size != self._num_bytes:
             raise IncompleteError(
                 f"{self.path}: expected {self._num_bytes:,} bytes for {self._num_tokens:,} ids, as {FOLDER_INDEX} has "
@@ -101,7 +102,7 @@ class Chunk(IdFile):
         """The first byte of the ids."""
         return NUMBER_BYTES * (self._num_items + 2)
 
-    def rows(self, number: int) -> Iterator[IdRows]:
+    def _rows(self, number: int) -> Iterator[IdRows]:
         dtype = self.columns.dtype
         content = self._content()
         count = int.from_bytes(content[:NUMBER_BYTES].tobytes(), "little")

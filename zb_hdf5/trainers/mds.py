@@ -34,10 +34,10 @@ from zb_hdf5.trainers.index_folder import (
     ZSTD,
     Entry,
     folders_of,
-    present_size,
     read_index,
     require_codec_of,
     require_files_once,
+    require_present_file,
 )
 
 #: The name of the format.
@@ -203,9 +203,9 @@ class Shard(IdFile):
         if entry.values.get("zip_data") and not self._raw.path.exists():
             require_codec_of(entry.where, str(entry.values.get("compression")))
             self._stored = _File.of(entry.part("zip_data"))
-        self.path = self._stored.path
+        super().__init__(self._stored.path, require_present_file(self._stored.path))
         self.group_bytes = [self._raw.num_bytes]
-        size = present_size(self.path)
+        size = self.identity.num_bytes
         if size != self._stored.num_bytes:
             raise IncompleteError(
                 f"{self.path}: expected {self._stored.num_bytes:,} bytes, as {FOLDER_INDEX} has it, found {size:,}"
@@ -255,7 +255,7 @@ class Shard(IdFile):
                 )
         return wanted.columns(self.path, kinds)
 
-    def rows(self, number: int) -> Iterator[IdRows]:
+    def _rows(self, number: int) -> Iterator[IdRows]:
         columns = self.columns
         block = RowBlock(self.path, columns)
         read = 0

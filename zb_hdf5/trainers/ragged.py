@@ -283,26 +283,16 @@ def _layout(look: Look, dataset: str | None, offsets: str | None) -> Layout:
 
 
 class _DocumentFile(IdFile):
-    """An HDF5 file of documents, whose groups are equal shares of them.
+    """An HDF5 file of documents, whose groups are equal shares of them. See `IdFile`."""
 
-    Parameters
-    ----------
-    path
-        The file.
-    num_documents
-        Its documents.
-    num_bytes
-        The bytes of all ids, about.
-    """
-
-    def __init__(self, path: Path, num_documents: int, num_bytes: int) -> None:
-        self.path = path
+    def _cut(self, num_documents: int, num_bytes: int) -> None:
+        """Cut so many documents, whose ids have so many bytes, about, into groups."""
         self._document_bytes = num_bytes / max(1, num_documents)
         count = max(1, min(num_documents, -(-num_bytes // _GROUP_BYTES)))
         self._cuts = [k * num_documents // count for k in range(count + 1)]
         self.group_bytes = [num_bytes // count] * count
 
-    def rows(self, number: int) -> Iterator[IdRows]:
+    def _rows(self, number: int) -> Iterator[IdRows]:
         return self._documents(*self._cuts[number : number + 2])
 
     def _bytes_of(self, num_documents: int) -> int:
@@ -342,6 +332,7 @@ class OffsetFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
+        super().__init__(path)
         unwritten = FILL if layout.fills else None
         try:
             self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten), look=look)
@@ -374,7 +365,7 @@ class OffsetFile(_DocumentFile):
         has_start = first == 0 and self._places is None and _are_offsets(path, layout, self._offsets.num_tokens)
         self._before = 0 if has_start else 1  # documents that begin before the first number
         num_documents = self._offsets.num_tokens - 1 + self._before
-        super().__init__(path, num_documents, self._values.num_tokens * self._values.dtype.itemsize)
+        self._cut(num_documents, self._values.num_tokens * self._values.dtype.itemsize)
 
     def _places_of_lengths(self) -> npt.NDArray[np.int64] | None:
         """Return the place of the first document of each block of lengths; None if they do not add up to the values."""
@@ -477,6 +468,7 @@ class ListFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
+        super().__init__(path)
         self._name = layout.name
         group = _group_of(layout.name)
         with _opened(path, look) as h5:
@@ -493,7 +485,7 @@ class ListFile(_DocumentFile):
             self.columns = wanted.columns(path, kinds)
             for name in self.columns.lists[1:]:
                 _require_written(path, h5[f"{group}/{name}"], layout)
-            super().__init__(path, len(stored), path.stat().st_size)
+            self._cut(len(stored), self.identity.num_bytes)
 
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, first + 1)
@@ -553,6 +545,7 @@ class DatasetFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
+        super().__init__(path)
         self._group = layout.name
         self._layout = layout
         with _opened(path, look) as h5:
@@ -562,7 +555,7 @@ class DatasetFile(_DocumentFile):
             first = own_dataset(h5, path, f"{self._group}/{names[0]}")
             kinds: Mapping[str, np.dtype[Any] | str] = {} if first is None else {self._group: first.dtype}
             self.columns = wanted.columns(path, kinds)
-        super().__init__(path, len(names), path.stat().st_size)
+        self._cut(len(names), self.identity.num_bytes)
 
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, first + 1)

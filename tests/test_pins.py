@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import golden
+import numpy as np
 import pins
 import pytest
 from reading import reading
@@ -86,3 +87,22 @@ def test_each_file_of_a_corpus_is_verified_by_its_digest(folder, tmp_path):
             assert (file.made is not None) == kind.digests, (name, place)
             compared += file.sha256 is not None
     assert compared > 40
+
+
+@pytest.mark.filterwarnings("ignore:channel 1 is taken")
+def test_a_corpus_has_the_edges_the_split_and_the_format_of_each_of_its_files(folder):
+    splits = {}
+    for name, kind in pins.kinds().items():
+        if kind.digests:
+            continue
+        with open_corpus(folder / kind.path, **reading({**kind.options, "split": None})) as corpus:
+            sizes = [file.num_tokens for file in corpus.files]
+            edges = [0, *np.cumsum(sizes).tolist()]
+            assert (corpus.file_edges[:-1], corpus.file_edges[-1]) == (edges[:-1], corpus.num_tokens), name
+            assert len(corpus.file_splits) == len(sizes)
+            assert corpus.backends == [corpus.backend]
+            assert corpus.is_cut or not corpus.is_stream
+            assert sum(tokens for _, tokens in corpus.compressed_files) == (edges[-1] if name == "compressed" else 0)
+            splits[name] = {*corpus.file_splits}
+    assert splits.pop("text-store") == {"train", "val"}
+    assert all(found == {"train"} for found in splits.values())

@@ -220,12 +220,7 @@ def _written(path: Path) -> str | None:
 
 def _describe_codec(opened: Corpus) -> dict[str, Any]:
     """Return the codec and its ratio; empty without one."""
-    if isinstance(opened, StoreCorpus) and "codecs" not in opened.index.table.optional:
-        return {}
-    files = [(opened.compressed, opened.num_tokens)]
-    if isinstance(opened, StoreCorpus):
-        files = [(shard.compressed, shard.token_count) for shard in opened.index.shards]
-    packed = [(each, tokens) for each, tokens in files if each is not None]
+    packed = opened.compressed_files
     if not packed:
         return {}
     stored = sum(each.num_bytes for each, _ in packed)
@@ -274,10 +269,9 @@ def _fingerprint_of(corpus: Corpus) -> str:
 def _describe_batches(corpus: Corpus) -> dict[str, Any]:
     meta = corpus.meta
     is_store = isinstance(corpus, StoreCorpus)
-    backends = sorted(corpus.index.backends) if isinstance(corpus, StoreCorpus) else [corpus.backend]
     return {
         "kind": "store" if is_store else "file",
-        "backend": " and ".join(backends),
+        "backend": " and ".join(sorted(corpus.backends)),
         "state": COMPLETE if corpus.complete else "growing: its writer is at work, or was killed",
         "batch_size": meta.batch_size,
         "seq_len": meta.seq_len,
@@ -377,11 +371,7 @@ def _describe_documents(opened: Corpus) -> tuple[dict[str, Any] | None, ZbError 
 
 def _described_splits(opened: Corpus) -> dict[str, Any]:
     """Return the splits of files in no store, whose names tell several; else {}."""
-    if not isinstance(opened, StoreCorpus):
-        return {}
-    sizes = list(
-        zip(opened.index.table.values["split"], opened.index.table.values["token_count"].tolist(), strict=True)
-    )
+    sizes = list(zip(opened.file_splits, map(int, np.diff(opened.file_edges)), strict=True))
     splits = train_first(split for split, _ in sizes)
     if len(splits) < 2:
         return {}

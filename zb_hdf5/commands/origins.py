@@ -34,7 +34,6 @@ from zb_hdf5.loaders.state import MAX_COUNT, require_kind, short_repr
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.opening import corpus_for_training, open_for_loader
-from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
@@ -294,12 +293,10 @@ def _origin(
 
 def _shards(batches: Batches, records: IndexArray, seq_len: int) -> Iterator[dict[str, Any]]:
     """Yield the stored batches of records, in the order in which they are met; of a stream, the range of each row."""
-    starts = np.zeros(1, np.int64)
     corpus = batches.corpus
     files = corpus.files
-    if isinstance(corpus, StoreCorpus):
-        starts = np.array(corpus.tokens.starts)
-    if isinstance(corpus, StoreCorpus) and corpus.is_cut:
+    starts = np.array(corpus.file_edges)
+    if corpus.is_cut:
         for row, first in enumerate(first_tokens(batches, records, seq_len).tolist()):
             edges = starts[(first < starts) & (starts < first + seq_len)].tolist()
             for start, stop in pairwise([first, *dict.fromkeys(edges), first + seq_len]):

@@ -108,7 +108,7 @@ class Units:
         self.splits = _splits_of(opened)
         self.packing: dict[str, int] | None = None
         if isinstance(corpus, StoreCorpus) and corpus.is_stream:
-            self.unit = "document" if corpus.has_documents or corpus.index.backends[0] == "hdf5" else "file"
+            self.unit = "document" if corpus.has_documents or corpus.backend == "hdf5" else "file"
             self.step = STREAM_TOKENS
             edges = corpus.doc_offsets.view(np.int64)
             if edges[-1] < corpus.num_tokens:  # a killed writer left tokens after its last document
@@ -196,14 +196,10 @@ class Units:
 def _splits_of(opened: Batches) -> list[tuple[int, str]]:
     """Return where the tokens of each split begin, and its name; [] of one split, or of a file without any."""
     corpus = opened.corpus
-    if not isinstance(corpus, StoreCorpus):
-        return []
-    sizes = [each.token_count for each in corpus.index.shards]
-    names = corpus.index.table.values["split"]
-    begins = np.cumsum([0, *sizes[:-1]]).tolist()
+    names = corpus.file_splits
     found = [
         (begin, name)
-        for number, (begin, name) in enumerate(zip(begins, names, strict=True))
+        for number, (begin, name) in enumerate(zip(corpus.file_edges[:-1], names, strict=True))
         if not number or name != names[number - 1]
     ]
     return found if len(found) > 1 and len({name for _, name in found}) == len(found) else []

@@ -42,6 +42,7 @@ from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import (
     BATCHES,
     BATCHES_LAYOUT,
+    DEFAULT_SPLIT,
     SAMPLED_AS,
     STREAM_LAYOUT,
     StoreMeta,
@@ -200,6 +201,31 @@ class Corpus:
         return [CorpusFile(self.path.parent, self.path.name, self.num_tokens, self.sha256)]
 
     @property
+    def file_edges(self) -> list[int]:
+        """The positions where the tokens of each file begin, and where those of the last one end."""
+        return [0, self.num_tokens]
+
+    @property
+    def file_splits(self) -> Sequence[str]:
+        """The split of the tokens of each file."""
+        return [str(self.origin.get("split") or DEFAULT_SPLIT)]
+
+    @property
+    def compressed_files(self) -> list[tuple[CompressedTokens, int]]:
+        """The codec of each file whose tokens are compressed, and the number of these."""
+        return [] if self.compressed is None else [(self.compressed, self.num_tokens)]
+
+    @property
+    def backends(self) -> list[str]:
+        """The formats of the files, each once, in their order."""
+        return [self.backend]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether batches are cut out of the tokens of the files, and are not units of these."""
+        return self.meta.layout != BATCHES_LAYOUT
+
+    @property
     def access(self) -> str:
         """The I/O path as asked for: "auto", "mmap", "pread", "h5py"; "h5py" too where only HDF5 can read it.
 
@@ -242,7 +268,7 @@ class Corpus:
 
     def _sample(self) -> str:
         """Return the fingerprint of tokens of which no digest is stored."""
-        return sampled_tokens(self.tokens, [0, self.num_tokens], SAMPLED_AS.get(self.dtype, self.dtype))
+        return sampled_tokens(self.tokens, self.file_edges, SAMPLED_AS.get(self.dtype, self.dtype))
 
     def same_as(self, other: Corpus) -> bool:
         """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
@@ -349,7 +375,7 @@ class Corpus:
     def tokens_only(self) -> str:
         """The reason why no fields and documents are there; "" in formats that hold them."""
         text = "backend 'batch' holds tokens and nothing else: open the HDF5 store of the same tokens, backend='hdf5'"
-        return text if self.backend == "batch" else ""
+        return text if self.backends == ["batch"] else ""
 
     def _field_corpus(self, name: str) -> Corpus:
         raise ArgumentError(f"{self.path}: cannot be read with its fields")

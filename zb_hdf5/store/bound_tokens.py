@@ -17,7 +17,6 @@ from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.spec import DEFAULT_SPLIT, DTYPE_BY_NAME
 from zb_hdf5.store.set_facts import SAMPLED, BoundFile, SetFacts
-from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: Places that the digest of a sample covers, evenly over the tokens of a file, and the tokens of each.
 SAMPLED_PLACES: Final = 16
@@ -26,14 +25,14 @@ SAMPLED_TOKENS: Final = 4096
 
 def split_of(corpus: Corpus) -> str:
     """Return the one split of a corpus; `ArgumentError` if it has several."""
-    splits = set(corpus.index.table.values["split"]) if isinstance(corpus, StoreCorpus) else set()
+    splits = {*corpus.file_splits}
     if len(splits) > 1 or corpus.training_split is not None:
         raise ArgumentError(
             f"{corpus.path}: has several splits, and a field set is of one: open one of them, such as "
             f"split={DEFAULT_SPLIT!r}",
             options=["split"],
         )
-    return splits.pop() if splits else str(corpus.origin.get("split") or DEFAULT_SPLIT)
+    return splits.pop()
 
 
 def bound_files(corpus: Corpus) -> tuple[BoundFile, ...]:

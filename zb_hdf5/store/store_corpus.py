@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, FormatError, UnverifiableError, ZbError
 from zb_hdf5.files.checked import VERIFIED
+from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
@@ -29,7 +30,6 @@ from zb_hdf5.spec import (
     LIVE_PREFIX,
     NOT_COUNTED,
     NOT_KNOWN,
-    SAMPLED_AS,
     StoreMeta,
 )
 from zb_hdf5.store.index import ShardIndex
@@ -169,7 +169,6 @@ class StoreCorpus(Corpus):
 
     @property
     def is_cut(self) -> bool:
-        """Whether batches are cut out of the tokens of the files, and are not units of these."""
         return self.index.meta.layout != BATCHES_LAYOUT
 
     @property
@@ -190,13 +189,28 @@ class StoreCorpus(Corpus):
         return FoundFile(path=path, known=shards.found.get(number), look=look if isinstance(look, Look) else None)
 
     @property
+    def file_edges(self) -> list[int]:
+        return self._shards.starts
+
+    @property
+    def file_splits(self) -> Sequence[str]:
+        splits: Sequence[str] = self.index.table.values["split"]
+        return splits
+
+    @property
+    def compressed_files(self) -> list[tuple[CompressedTokens, int]]:
+        if "codecs" not in self.index.table.optional:
+            return []
+        return [(each.compressed, each.token_count) for each in self.index.shards if each.compressed is not None]
+
+    @property
+    def backends(self) -> list[str]:
+        return self.index.backends
+
+    @property
     def verified(self) -> str:
         """See `Corpus`; "none" where one shard has no crc32, or still grows."""
         return "none" if self._checks == "auto" and self.index.without_crc32() else VERIFIED[self._checks]
-
-    @property
-    def tokens_only(self) -> str:
-        return super().tokens_only if self.index.backends == ["batch"] else ""
 
     def _field_corpus(self, name: str) -> Corpus:
         """Return the values of a field as a corpus of its own, whose shards are the files that hold them."""
@@ -269,8 +283,9 @@ class StoreCorpus(Corpus):
 
     def _sample(self) -> str:
         of_flat_files = self.index.source.get(FLAT_DTYPE)
-        dtype = SAMPLED_AS.get(self.dtype, self.dtype) if of_flat_files is None else np.dtype(of_flat_files)
-        return sampled_tokens(self.tokens, self._shards.starts, dtype)
+        if of_flat_files is None:
+            return super()._sample()
+        return sampled_tokens(self.tokens, self.file_edges, np.dtype(of_flat_files))
 
     # --- splits --------------------------------------------------------------------------------------------------
 

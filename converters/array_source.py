@@ -262,7 +262,7 @@ class ArraySource(BatchSource):
         columns = ["", *(field.name for field in self.meta.fields)]
         first = number * len(columns)
         key = first + columns.index(name)
-        return self._open_files.known.get(key) or self._open_files.open(key, partial(self._open_column, name, first))
+        return self._open_files.get(key, partial(self._open_column, name, first))
 
     def _open_column(self, name: str, first: int, key: int) -> Tokens:
         """Open a column of a file, whose open columns have keys from `first` on."""

@@ -108,3 +108,44 @@ def test_a_look_that_is_kept_stays_open_until_its_last_owner_is_gone(tmp_path):
     assert not pickle.loads(pickle.dumps(kept)).is_open
     del kept, folder
     assert open_descriptors() == before
+
+
+def test_a_look_whose_descriptor_was_taken_leaves_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("zb_hdf5.files.look.MAX_KEPT", 1)
+    kept = []
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"abcd")
+        look = Look(tmp_path / name)
+        assert look.start == b"abcd"
+        kept.append(look.kept_open())
+        assert kept[-1] is look
+        os.close(look.release())
+    other = Look(tmp_path / "a")
+    assert other.start == b"abcd"
+    assert other.kept_open() is other
+    last = Look(tmp_path / "b")
+    assert last.start == b"abcd"
+    assert last.kept_open() is None  # the one that may be kept is open
+    last.close()
+
+
+def test_all_handles_are_closed_also_if_one_cannot_be(tmp_path):
+    closed = []
+
+    class Handle:
+        def __init__(self, fails):
+            self.fails = fails
+
+        def close(self):
+            closed.append(self)
+            if self.fails:
+                raise OSError(5, "no")
+
+    look = Look(tmp_path)
+
+    def use():
+        with look.keeping_handles():
+            look.handles.update(a=Handle(False), b=Handle(True), c=Handle(False))
+
+    is_refused(OSError, use)
+    assert (len(closed), look.handles) == (3, None)

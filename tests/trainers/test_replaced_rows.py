@@ -135,6 +135,20 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_named(tmp_path, monkeypat
     is_refused(FormatError, lambda: [*file.blocks()], match=CHANGED)
 
 
+def test_an_empty_file_that_takes_the_place_while_it_is_opened_is_named(tmp_path, monkeypatch):
+    [file] = open_documents([SOURCES["lines"](tmp_path / "in")[0]])
+    read = file._row_group
+
+    def emptied(number):
+        other = tmp_path / "empty"
+        other.touch()
+        other.rename(file.path)
+        yield from read(number)
+
+    monkeypatch.setattr(file, "_row_group", emptied)
+    is_refused(FormatError, lambda: [*file.blocks()], match="changed since it was opened: .* found \\(0, ")
+
+
 class Replacing(Engine):
     """Two worker processes, which begin when another file has the place of one of the source."""
 

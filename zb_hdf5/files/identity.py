@@ -170,10 +170,14 @@ def read_unreplaced(path: Path, expected: FileIdentity, blocks: Iterable[_Block]
         If another file has its name now.
     """
     _require_place(path, expected)
-    for number, block in enumerate(blocks):
-        if not number:
+    is_compared = False
+    for block in blocks:
+        if not is_compared:
             _require_place(path, expected)
+            is_compared = True
         yield block
+    if not is_compared:
+        _require_place(path, expected)
 
 
 def _require_place(path: Path, expected: FileIdentity) -> None:

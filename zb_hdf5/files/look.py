@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -140,8 +140,9 @@ class Look:
         finally:
             for look in (self, *self._others.values()):
                 look.handles = None
-            for handle in handles.values():
-                handle.close()
+            with ExitStack() as stack:  # each is closed, also if another one cannot be
+                for handle in handles.values():
+                    stack.callback(handle.close)
 
     def require(self, known: Identity | None) -> None:
         """Open the file; `FormatError` unless it is the one of a look before. None: any."""
@@ -164,11 +165,16 @@ class Look:
         return self
 
     def again(self) -> Look | None:
-        """Return another look by a copy of the descriptor; None: the file is not open."""
+        """Return another look by a copy of the descriptor; None: the file is not open. Not beside a `release`."""
         return None if self._fd is None else Look(self.path, os.dup(self._fd))
 
     def release(self) -> int | None:
         """Return the open descriptor, which the caller closes from now on; None: the file is not open."""
+        self._is_kept = False
+        _KEPT.discard(self)  # it holds no descriptor any more
+        return self._taken()
+
+    def _taken(self) -> int | None:
         fd: int | None = self.__dict__.pop("_fd", None)  # of two threads one takes it
         return fd
 
@@ -182,7 +188,7 @@ class Look:
 
     def _close_file(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file. `close` is bound: when the interpreter ends, no module has its names any more."""
-        fd = self.release()
+        fd = self._taken()
         if fd is not None:
             close(fd)
 

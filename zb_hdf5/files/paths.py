@@ -344,7 +344,10 @@ def least_room(limit: int) -> int:
 
 
 def files_at_hand(most: int) -> int:
-    """Return how many mapped files, at most `most`, a loader may keep open for itself, beside the stores' files."""
+    """Return how many files, at most `most`, a loader or a look may keep open for itself, beside the stores' files.
+
+    Each may be mapped.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return most

@@ -182,9 +182,10 @@ class StoreCorpus(Corpus):
 
     def _opened_file(self, number: int) -> FoundFile:
         shards = self._shards
-        with suppress(ZbError, OSError):  # whoever reads it says so
+        look = None
+        with suppress(ZbError, OSError):  # it is opened by its path, and whoever reads it says so
             shards.open_file(number, shards.starts[number])
-        look = shards.begin_look(number)
+            look = shards.begin_look(number)
         path = shards.path_of(number)
         return FoundFile(path=path, known=shards.found.get(number), look=look if isinstance(look, Look) else None)
 

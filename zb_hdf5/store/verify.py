@@ -289,7 +289,7 @@ def _reports_on(
 ) -> list[ShardReport]:
     """Return the reports on the files at a path, as `verify_store`."""
     require_read_as(read_as)
-    with _look_at(path, opened) as look:
+    with _begin_look(path, opened) as look:
         require_datasets(look, read_as)
         stores = {} if read_as.lacks_header or read_as.digests is not None else stores_at(look.path)
         reports, found = _in_stores(look.path, stores, split) if stores else _in_place(look, read_as, split)
@@ -302,7 +302,7 @@ def _reports_on(
     return reports
 
 
-def _look_at(path: str | os.PathLike[str], opened: OpenedFiles) -> Look:
+def _begin_look(path: str | os.PathLike[str], opened: OpenedFiles) -> Look:
     """Return a look at a path, which may be a file that somebody has open."""
     found = opened[path]().look if isinstance(path, Path) and path in opened else None
     return found or look_of(path)

@@ -389,6 +389,18 @@ def test_info_names_a_shard_that_a_copy_has_cut_short(kind, places, tmp_path):
     assert "damaged: " in said(3, "info", store, "--world-size", 1)
 
 
+def test_an_epoch_of_a_store_without_a_split_for_training_is_refused_as_a_loader_refuses_it(tmp_path):
+    (tmp_path / "ids.jsonl").write_text("".join(f'{{"input_ids": {[number] * 50}}}\n' for number in range(200)))
+    how = {"batch_size": 2, "seq_len": 32, "packing": "concat", "val_fraction": 0.3, "workers": 1}
+    zb_hdf5.convert(tmp_path / "ids.jsonl", "hdf5", tmp_path / "both", source_format="hf", **how)
+    with zb_hdf5.open_corpus(tmp_path / "both", split="val") as corpus:
+        zb_hdf5.convert(corpus, "hdf5", tmp_path / "val", workers=1)
+    assert "expected a split that this store has (val), found 'train'" in said(
+        2, "info", tmp_path / "val", "--world-size", 2
+    )
+    assert "val" in said(0, "info", tmp_path / "val")
+
+
 def described(path):
     """Return the lines of `zb info`, which fit a screen of 24 x 80 with the prompt, whatever the path is."""
     lines = describe_lines(describe(path))

@@ -297,10 +297,10 @@ def describe_epoch(
 ) -> dict[str, int]:
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step.
 
-    A loader reads one split: of several, its files are opened by their path.
+    A loader reads one split, that for training: of other ones, its files are opened by their path, or refused.
     """
     path, found, corpus = opened
-    if split is None and len(found.splits_there()) > 1:
+    if split is None and found.splits_there() not in ([None], [DEFAULT_SPLIT]):
         batches, is_own = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=AUTO_SPLIT)
     else:
         note_left_out(found)

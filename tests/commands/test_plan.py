@@ -1,6 +1,7 @@
 """`zb plan`: each figure is that of the loaders of a job, and the opens are those that strace sees in real jobs."""
 
 import re
+import shutil
 from pathlib import Path
 
 import h5py
@@ -95,6 +96,16 @@ def test_opens_of_many_ranks_are_those_of_some_of_them(folder, monkeypatch):
     monkeypatch.setattr(training_plan, "COUNTED_STEPS", 1)
     shown = run_zb("plan", folder / "store", "--ranks", 2, "--shuffle", "sequential", code=0).stdout
     assert "at least " in shown
+
+
+@pytest.mark.parametrize(("kind", "is_least"), [("arrays", False), ("megatron", True)])
+def test_indexes_that_are_read_in_steps_make_the_opens_the_least(folder, tmp_path, kind, is_least):
+    """The sample of the fingerprint meets 64 files at most: of the others, each index is read with the first ids."""
+    for number in range(200):
+        for file in (folder / kind).glob("0.*"):
+            shutil.copy(file, tmp_path / f"{number:03}{file.suffix}")
+    shown = run_zb("plan", tmp_path, "--ranks", 2, "--batch-size", 2, "--seq-len", 24, code=0).stdout
+    assert ("at least " in shown) == is_least
 
 
 def test_a_job_that_is_too_large_for_the_data_is_refused(folder):

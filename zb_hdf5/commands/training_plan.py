@@ -18,6 +18,7 @@ from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
 from zb_hdf5.spec import CRC32, NOT_KNOWN
@@ -233,8 +234,8 @@ def _figures_of_files(loader: Loader, job: Job, at_opening: int, at_hand: set[in
     chosen = sorted({number * job.ranks // COUNTED_RANKS for number in range(COUNTED_RANKS)})
     chosen = [*range(job.ranks)] if is_of_all else chosen
     opens, proofs = [], []
-    is_whole = True
     tokens = loader.batches.tokens
+    is_whole = not _reads_beside(tokens, at_hand)
     proof_bytes = _bytes_of_proofs(tokens)
     opens_of_file = _opens_of_file(tokens)
     for rank in chosen:
@@ -272,6 +273,13 @@ def _opens_of_file(tokens: Tokens) -> int:
     if not isinstance(tokens, Sharded) or tokens.index.without_crc32():
         return 1
     return 1 if CRC32 in tokens.index.table.columns else 2
+
+
+def _reads_beside(tokens: Tokens, at_hand: set[int]) -> bool:
+    """Return whether files that are met in steps have others beside them, which their format may read then."""
+    found = tokens.found.items() if isinstance(tokens, Sharded) else ()
+    later = (facts for number, facts in found if number not in at_hand)
+    return any(isinstance(facts, FlatFacts) and facts.documents_identity is not None for facts in later)
 
 
 def _bytes_of_proofs(tokens: Tokens) -> npt.NDArray[np.int64]:

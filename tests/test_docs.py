@@ -840,13 +840,15 @@ def test_a_recipe_of_two_ranks_takes_each_row_once_and_evaluates_all_of_them(nam
     (tmp_path / "use.py").write_text("")
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launcher, str(PROGRAMS / "next_job.py")]
     for job in "01":
+        logs = tmp_path / f"logs{job}"  # of each rank by itself: in one pipe the lines of two ranks may be mixed
+        command = [*launcher, "--redirects=3", f"--log-dir={logs}", str(PROGRAMS / "next_job.py")]
         how = {"cwd": tmp_path, "env": variables | {"JOB": job}, "capture_output": True, "text": True, "timeout": 100}
         done = subprocess.run(command, check=False, **how)
-        assert done.returncode == 0, done.stdout + done.stderr
-        losses = re.findall(r"\d\.\d{3,}", done.stdout)  # lines of two ranks may be mixed
-        assert len(losses) == 2, done.stdout
+        printed = {f"{path.parent.name}/{path.name}": path.read_text() for path in logs.rglob("std*.log")}
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}{printed}"
+        losses = [re.search(r"\d\.\d{3,}", path.read_text())[0] for path in logs.rglob("stdout.log")]
+        assert len(losses) == 2, printed
         assert len(set(losses)) == 1, "both ranks have the loss of all tokens"
     seen = (tmp_path / "seen.txt").read_text().splitlines()
     train = [line.partition(" ")[2] for line in seen if line.startswith("train ")]

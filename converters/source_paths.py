@@ -35,7 +35,8 @@ class SourcePaths:
     """The looks at the paths of a source. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[Path, ReadAs, Found]] = []
+        self._looks: dict[Path, list[tuple[ReadAs, Found]]] = {}
+        self._open: dict[Path, Look] = {}
 
     def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
         """Return the findings at a path that is read in place, of all its splits. Raises as `found_at`.
@@ -47,8 +48,8 @@ class SourcePaths:
         read_as
             How files are read that do not tell it themselves.
         """
-        for known, how, found in self._looks:
-            if (known, how) == (path, read_as) and backend in ("auto", found.backend):
+        for how, found in self._looks.get(path, ()):
+            if how == read_as and backend in ("auto", found.backend):
                 return found
         with Look(path) as look:
             found = found_at(path, backend=backend, split=None, read_as=read_as, look=look)
@@ -84,9 +85,8 @@ class SourcePaths:
 
         Raises as `found_source`.
         """
-        for known, _, found in self._looks:
-            if known == path:
-                return found
+        if path in self._looks:
+            return self._looks[path][0][1]
         read_as = _read_as(conversion)
         with Look(path) as look:
             if conversion.source_format == HDF5:
@@ -98,11 +98,12 @@ class SourcePaths:
 
     def look_at(self, file: Path) -> Look | None:
         """Return the look at a file that was found, if it is open for whoever reads it first."""
-        looks = (found.look for _, _, found in self._looks)
-        return next((look for look in looks if look is not None and look.path == file), None)
+        return self._open.get(file)
 
     def _keep(self, path: Path, read_as: ReadAs, found: Found) -> Found:
-        self._looks.append((path, read_as, found))
+        self._looks.setdefault(path, []).append((read_as, found))
+        if found.look is not None:
+            self._open.setdefault(found.look.path, found.look)
         return found
 
     def arrays(self, paths: Sequence[Path]) -> list[FlatFacts]:
@@ -122,7 +123,8 @@ class SourcePaths:
 
     def _facts_at(self, paths: Sequence[Path]) -> tuple[FlatFacts, ...]:
         """Return the facts of the files at the only path, if these were found: of a corpus those of its split."""
-        return next((found.facts for known, _, found in self._looks if [known] == [*paths]), ())
+        looks = self._looks.get(paths[0], ()) if len(paths) == 1 else ()
+        return next((found.facts for _, found in looks), ())
 
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
@@ -146,7 +148,7 @@ class SourcePaths:
 
         Raises as `ids_at`, and as `find_foreign_column` of a file that was not found yet.
         """
-        found = [each for _, how, each in self._looks if how == read_as]
+        found = [each for looks in self._looks.values() for how, each in looks if how == read_as]
         columns = [each.column for each in found] + [facts.column for each in found for facts in each.facts]
         known = {column.path: column for column in columns if column is not None and column.is_foreign}
         if not known:  # else it was told when they were found

@@ -177,7 +177,9 @@ def formats_at(
             yield load_format(row, read_as)
     if is_store(look):
         return
-    name = installed_name_of(look, [] if notes is None else notes) if backend == "auto" else backend
+    name = backend
+    if backend == "auto":
+        name = installed_name_of(look, [] if notes is None else notes)
     row_of_package = None if name in FORMATS else row_named(name)
     if row_of_package is not None and row_of_package.is_flat and may_hold(row_of_package, look, backend):
         yield load_format(row_of_package)

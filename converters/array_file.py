@@ -12,7 +12,7 @@ from zb_hdf5.errors import ConvertError, Remedy
 from zb_hdf5.field import Field
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath
-from zb_hdf5.files.ranges import LocalFile
+from zb_hdf5.files.ranges import look_by
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.flat import open_ids
 from zb_hdf5.formats.flat_facts import FlatFacts
@@ -103,8 +103,7 @@ class ArrayFile:
 
     def _begin_look(self, beside: Tokens | None) -> AbstractContextManager[Look | None]:
         """Return a look at the file by a descriptor that is open; None: it is opened."""
-        file = None if beside is None else beside.file
-        return file.begin_look() if isinstance(file, LocalFile) else nullcontext(self._look)
+        return nullcontext(self._look) if beside is None else look_by(beside.file)
 
     def mapped(self) -> TokenArray:
         """Map the tokens of a file that is not HDF5, of the dtype that they have in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -28,7 +28,7 @@ from zb_hdf5.errors import Remedy
 from zb_hdf5.files.checked import Checked
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path, on_failure
-from zb_hdf5.files.ranges import LocalFile
+from zb_hdf5.files.ranges import look_by
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.read_as import AS_STORED, ReadAs
@@ -274,8 +274,7 @@ class StoreSource(BatchSource):
             if isinstance(corpus, StoreCorpus) and corpus.index.has_digests:
                 require_digests(self._path, self._found.split, ReadAs(self._dataset), corpus.opened_files)
         elif self._batches.corpus.sha256 is not None:
-            file = self._batches.corpus.tokens.file
-            with file.begin_look() if isinstance(file, LocalFile) else nullcontext() as look:
+            with look_by(self._batches.corpus.tokens.file) as look:
                 self._batches.close()
                 self._batches = corpus_of(replace(self._found, verify="batch"), look).batches()
 

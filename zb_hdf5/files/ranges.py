@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -369,6 +370,11 @@ def open_ranges(
     if isinstance(path, RemotePath):
         return RemoteObject(path.url, identity, num_bytes)
     return LocalFile(path, identity, access, look)
+
+
+def look_by(file: Ranges | None) -> AbstractContextManager[Look | None]:
+    """Return a look at an open file, as `LocalFile.begin_look`; None: no file is open, or it is an object."""
+    return file.begin_look() if isinstance(file, LocalFile) else nullcontext()
 
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:

@@ -8,7 +8,7 @@ through h5py.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.files.ranges import Extents, LocalFile
+from zb_hdf5.files.ranges import Extents, look_by
 from zb_hdf5.formats.access import require_options
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
@@ -138,13 +138,13 @@ class HDF5Corpus(Corpus):
         self._column = column_with_fields(self._column)
         column = self._column.fields.get(name)
         field = "" if column is not None else name
-        with self._begin_look() as look:
+        with look_by(self.tokens.file) as look:  # None: only HDF5 reads it, or it is an object
             return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column, look=look)
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:
         """The start of each document of a stream and the end of the last one, shape (D + 1,), as committed."""
-        with self._begin_look() as look:
+        with look_by(self.tokens.file) as look:
             offsets = DocumentOffsets(
                 self.path,
                 self.num_tokens,
@@ -155,11 +155,6 @@ class HDF5Corpus(Corpus):
             )
         with closing(offsets):
             return offsets.rows().copy()
-
-    def _begin_look(self) -> AbstractContextManager[Look | None]:
-        """Return a look at the file by a copy of its descriptor; None: it is an object, or only HDF5 reads it."""
-        file = self.tokens.file
-        return file.begin_look() if isinstance(file, LocalFile) else nullcontext()
 
     def other_checks(self) -> list[str]:
         if not self.complete or self._column.is_foreign:

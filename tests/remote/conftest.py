@@ -81,7 +81,9 @@ class Harm(http.server.BaseHTTPRequestHandler):
     """Forwards a request, or does to it what the proxy's `fault` says."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize, disable_nagle_algorithm = -1, True  # head and body at once: else the client's kernel waits 40 ms
+    #: Head and body are sent at once: else the client's kernel waits 40 ms. They are sent after `_handle` has ended:
+    #: else a client that has the whole body asks for the next one while this one is still counted as under way.
+    wbufsize, disable_nagle_algorithm = 1 << 20, True
 
     def handle_one_request(self):
         try:

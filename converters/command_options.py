@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from zb_hdf5.console import CHANNEL_OPTION, SHARE, SIZE, STORE, Parsed, TokenizerName, flag_of
+from zb_hdf5.console import SHARE, SIZE, STORE, VALUE_TYPES, Parsed, TokenizerName, flag_of, value_facts
 from zb_hdf5.converters.conversion import OPTION_GROUPS, OPTIONS
 from zb_hdf5.converters.option import Option, Taking
 from zb_hdf5.errors import ArgumentError
@@ -41,15 +41,13 @@ def _names(text: str) -> tuple[str, ...]:
 
 #: The type of the values of an option, by its kind.
 TYPES: Final[Mapping[str, Any]] = {
+    **VALUE_TYPES,
     "positive": click.IntRange(1),
-    "natural": click.IntRange(0),
     "fraction": click.FloatRange(0, 1, max_open=True),
     "share": SHARE,
     "size": SIZE,
-    "text": str,
     "tokenizer": TokenizerName(),
     "names": Parsed("NAME,...", _names),
-    "channels": CHANNEL_OPTION["type"],
     "codec": Parsed("CODEC", _codec),
     "range": Parsed("I/N", _part),
     "store": STORE,
@@ -78,11 +76,8 @@ def option_of(name: str, taking: Taking | None = None, *, note: str = "") -> Cal
     option = OPTIONS[name]
     words = [option.help, note, _default_of(option, [taking] if taking else [])]
     facts: dict[str, Any] = {"is_flag": True, "default": None}
-    if option.kind == "channels":
-        facts = CHANNEL_OPTION
-    elif option.kind != "flag":
-        values: Any = (taking and taking.choices) or option.kind
-        facts = {"type": TYPES[values] if isinstance(values, str) else click.Choice(list(values))}
+    if option.kind != "flag":
+        facts = value_facts((taking and taking.choices) or option.kind, TYPES)
     return click.option(
         flag_of(name),
         name,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from zb_hdf5.converters.option import Option, Pair, Role, Taking, by, option
+from zb_hdf5.converters.option import Option, Pair, Role, Taking, by, option, read_as_option
 from zb_hdf5.errors import ArgumentError, parse_size
-from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
+from zb_hdf5.read_as import ARGUMENTS, ReadAs
 from zb_hdf5.store.format_list import batch_format, document_targets
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 
@@ -127,42 +127,23 @@ class InputOptions:
         "Size of the longest line, or text file, such as 1GiB.",
         by(Role.IDS, Role.LINES, words="256MiB"),
     )
-    source_dtype: str | None = option(
-        "text",
-        "Dtype of ids in files without a header, or of bytes, as uint16.",
-        by(Role.HEADERLESS, Role.IDS),
-    )
-    skip_bytes: int = option(
-        "natural", "Bytes of each such file before its ids.", by(Role.HEADERLESS, default=0, words="")
-    )
+    source_dtype: str | None = read_as_option("source_dtype", by(Role.HEADERLESS, Role.IDS))
+    skip_bytes: int = read_as_option("skip_bytes", by(Role.HEADERLESS, default=0, words=""))
     vocab_size: int = option(
         "positive",
         "Refuse ids at or above it.",
         by(Role.ARRAYS, Role.CUT, Role.KEPT, Role.STREAM, Role.IDS, default=0, words=""),
     )
-    dataset: str | None = option(
-        "text",
-        "Name of a dataset in an HDF5 file of another program.",
-        by(Role.FOREIGN, words="the only one of integers"),
-        by(Role.IDS, words="found by its content"),
-    )
+    dataset: str | None = read_as_option("dataset", by(Role.FOREIGN), by(Role.IDS, words="found by its content"))
     offsets: str | None = option(
         "text",
         "Dataset of the offsets, or the ends, of the documents in it.",
         by(Role.IDS, words="found by their content"),
     )
-    axes: str | None = option(
-        AXES, "The axes of the dataset are these: no entry is a mask or labels.", by(Role.FOREIGN)
-    )
-    channel: int | None = option("natural", "Entry of the second of its three axes that has the ids.", by(Role.FOREIGN))
-    field_channels: Mapping[str, int] | None = option(
-        "channels", "Entry that has a field, as loss_mask=1.", by(Role.FOREIGN)
-    )
-    unwritten: str | None = option(
-        UNWRITTEN,
-        "Rows that were never written: take a fill value, or drop them.",
-        by(Role.FOREIGN, Role.IDS),
-    )
+    axes: str | None = read_as_option("axes", by(Role.FOREIGN))
+    channel: int | None = read_as_option("channel", by(Role.FOREIGN))
+    field_channels: Mapping[str, int] | None = read_as_option("field_channels", by(Role.FOREIGN))
+    unwritten: str | None = read_as_option("unwritten", by(Role.FOREIGN, Role.IDS))
     split: str | None = option(
         ("all",),
         "all: read all files as one, also where their names tell splits (train, val, test); these are kept else.",
@@ -451,7 +432,7 @@ OPTIONS: Final[dict[str, Option]] = {
     for each in fields(kind)
 }
 #: The options that are arguments of `ReadAs`.
-READ_AS: Final = tuple(each.name for each in fields(ReadAs) if each.name in OPTIONS)
+READ_AS: Final = tuple(name for name in ARGUMENTS if name in OPTIONS)
 
 
 def options_of(roles: Sequence[Role]) -> dict[str, Taking]:

@@ -8,6 +8,7 @@ from enum import StrEnum, auto
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.read_as import ARGUMENTS
 from zb_hdf5.store.format_list import batch_format, document_targets, format_named
 
 #: The smallest value of each kind of numbers.
@@ -258,3 +259,10 @@ def option(
     by_role = {role: taking for taking in takers for role in taking.roles}
     declared = Option(kind, text, by_role, where, instead_of, of_trainers, of_live)
     return field(default=takers[0].default, metadata={"option": declared})
+
+
+def read_as_option(name: str, *takers: Taking) -> Any:
+    """Return a field that declares an option by the argument of `ReadAs` of this name, whose words it has."""
+    argument = ARGUMENTS[name]
+    named = [each._replace(words=each.words or argument.words) for each in takers]
+    return option(argument.kind, argument.help, *named)

@@ -21,9 +21,8 @@ import threading
 import time
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, Self, TextIO, cast
@@ -36,7 +35,7 @@ from zb_hdf5.errors import format_bytes as format_bytes
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.option_groups import option_group
 from zb_hdf5.pace import Pace
-from zb_hdf5.read_as import AXES, UNWRITTEN, ReadAs
+from zb_hdf5.read_as import ARGUMENTS, ReadAs
 from zb_hdf5.signals import Terminated, end_by, unwinding_signals
 
 BAR_WIDTH: Final = 30
@@ -298,19 +297,6 @@ def output_options(command: Callable[..., Output | None]) -> Callable[..., None]
     return run
 
 
-#: Adds an option for files that other programs have written.
-foreign_option: Final = option_group("Files of other programs")
-
-
-def headerless_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--source-dtype` and `--skip-bytes`, which name the ids of files without a header."""
-    dtype = foreign_option("--source-dtype", help="Dtype of the ids in files without a header, such as uint16.")
-    skip = foreign_option(
-        "--skip-bytes", type=click.IntRange(0), default=0, help="Bytes of each such file before its ids."
-    )
-    return dtype(skip(command))
-
-
 @contextmanager
 def as_notes() -> Iterator[None]:
     """Print warnings as notes for people."""
@@ -318,53 +304,6 @@ def as_notes() -> Iterator[None]:
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_, **__: click.echo(f"note: {message}", err=True)
         yield
-
-
-def one_dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the ids, and the fields, of HDF5 files of other programs."""
-    dataset = foreign_option(
-        "--dataset", help="Dataset of an HDF5 file of another program. [default: the only one of integers]"
-    )
-    axes = foreign_option("--axes", type=click.Choice(AXES), help="Its axes are these: no entry is a mask or labels.")
-    channel = foreign_option(
-        "--channel", type=click.IntRange(0), help="Entry of its second axis that has the ids, such as 0."
-    )
-    unwritten = foreign_option(
-        "--unwritten",
-        type=click.Choice(UNWRITTEN),
-        help="Rows that were never written: take a fill value, or drop them.",
-    )
-    field_channel = foreign_option(
-        "--field-channel", "field_channels", help="Entry that has a field, such as loss_mask=1.", **CHANNEL_OPTION
-    )
-    return dataset(axes(channel(unwritten(field_channel(command)))))
-
-
-def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a split, and for files that do not tell how they are read: the command takes a `ReadAs`."""
-
-    @one_dataset_options
-    @headerless_options
-    @foreign_option("--digests", type=LOCAL, help="The file that 'zb index digests' has made of files that hold none.")
-    @option_group("Splits")("--split", help="Split to read: train, val, test, or all. [default: as described above]")
-    @functools.wraps(command)
-    def run(**given: Any) -> Any:
-        with as_notes():
-            return reading_as(command)(**given)
-
-    return run
-
-
-def reading_as(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command one `ReadAs` in place of the options that make it."""
-
-    @functools.wraps(command)
-    def run(**given: Any) -> Any:
-        asked = {each.name: given.pop(each.name) for each in fields(ReadAs) if each.name in given}
-        named = {name: value for name, value in asked.items() if value is not None}
-        return command(read_as=ReadAs(**named), **given)
-
-    return run
 
 
 #: Adds an option for the tokens that are shown as text.
@@ -529,6 +468,51 @@ FROM_1: Final = click.IntRange(1)
 LOCAL: Any = PathOrUrl()
 STORE: Any = PathOrUrl(urls=True)
 NEW: Any = PathOrUrl(new=True)
+#: The type of the values of an option, by its kind.
+VALUE_TYPES: Final[Mapping[str, Any]] = {"text": str, "natural": FROM_0, "file": LOCAL}
+
+
+def value_facts(kind: str | Collection[str], types: Mapping[str, Any] = VALUE_TYPES) -> dict[str, Any]:
+    """Return the facts of an option whose values are of a kind, or some words."""
+    if kind == "channels":
+        return CHANNEL_OPTION
+    return {"type": types[kind] if isinstance(kind, str) else click.Choice(list(kind))}
+
+
+def foreign_options(*, without: Collection[str] = ()) -> Callable[..., Callable[..., Any]]:
+    """Return a decorator that adds the options for files that do not tell how they are read: the fields of `ReadAs`.
+
+    The command takes one `ReadAs` in place of the options.
+    """
+    foreign_option = option_group("Files of other programs")
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            asked = {name: given.pop(name) for name in ARGUMENTS if name in given}
+            named = {name: value for name, value in asked.items() if value is not None}
+            return command(read_as=ReadAs(**named), **given)
+
+        for name, argument in reversed(ARGUMENTS.items()):
+            if name not in without:
+                words = " ".join(filter(None, [argument.help, argument.words and f"[default: {argument.words}]"]))
+                foreign_option(flag_of(name), name, help=words, **value_facts(argument.kind))(run)
+        return run
+
+    return add
+
+
+def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for a split, and for files that do not tell how they are read: the command takes a `ReadAs`."""
+
+    @foreign_options()
+    @option_group("Splits")("--split", help="Split to read: train, val, test, or all. [default: as described above]")
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        with as_notes():
+            return command(**given)
+
+    return run
 
 
 class Progress:

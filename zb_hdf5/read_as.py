@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
 
@@ -22,6 +22,29 @@ FILL: Final = "fill"
 UNWRITTEN: Final = (FILL, "drop")
 #: The dtypes of ids in files without a header, by which they are named: little-endian.
 SOURCE_DTYPES: Final = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+
+
+class Argument(NamedTuple):
+    """An argument of `ReadAs` as an option of commands.
+
+    Attributes
+    ----------
+    kind
+        The kind of its values: "text", "natural", "channels" or "file"; or the words that may be given.
+    help
+        One sentence.
+    words
+        The default in the help; "": it is not named there.
+    """
+
+    kind: str | tuple[str, ...]
+    help: str
+    words: str = ""
+
+
+def _declared(argument: Argument, default: Any = None) -> Any:
+    """Return a field that declares an argument, for programs and for the commands."""
+    return field(default=default, metadata={"argument": argument})
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,14 +94,26 @@ class ReadAs:
     ReadAs(source_dtype='uint16')
     """
 
-    dataset: str | None = None
-    axes: str | None = None
-    channel: int | None = None
-    field_channels: Mapping[str, int] = field(default_factory=dict, hash=False)
-    source_dtype: str | None = None
-    skip_bytes: int = 0
-    unwritten: str | None = None
-    digests: str | os.PathLike[str] | None = None
+    dataset: str | None = _declared(
+        Argument("text", "Dataset of an HDF5 file of another program.", words="the only one of integers")
+    )
+    axes: str | None = _declared(Argument(AXES, "Axes of the dataset: no entry is a mask or labels."))
+    channel: int | None = _declared(
+        Argument("natural", "Entry of the second axis of the dataset that has the ids, such as 0.")
+    )
+    field_channels: Mapping[str, int] = field(
+        default_factory=dict,
+        hash=False,
+        metadata={"argument": Argument("channels", "Entry that has a field, such as loss_mask=1.")},
+    )
+    source_dtype: str | None = _declared(Argument("text", "Dtype of ids in files that do not name it, such as uint16."))
+    skip_bytes: int = _declared(Argument("natural", "Bytes of each such file before its ids."), default=0)
+    unwritten: str | None = _declared(
+        Argument(UNWRITTEN, "Rows that were never written: take a fill value, or drop them.")
+    )
+    digests: str | os.PathLike[str] | None = _declared(  # noqa: RUF009 - which takes the type for a mutable one
+        Argument("file", "The file of the digests that were made of files that hold none.")
+    )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _with, (self.given,)  # a few bytes: the copy of a corpus for each worker has it
@@ -171,6 +206,10 @@ class ReadAs:
 
     def __repr__(self) -> str:
         return f"ReadAs({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
+
+
+#: The arguments of `ReadAs` by their names, as options of commands.
+ARGUMENTS: Final[dict[str, Argument]] = {each.name: each.metadata["argument"] for each in fields(ReadAs)}
 
 
 def _entry(name: str, number: Any) -> int:

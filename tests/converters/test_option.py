@@ -4,15 +4,19 @@ from dataclasses import fields
 from types import UnionType
 from typing import get_args, get_origin, get_type_hints
 
+import click
 import numpy as np
 import pytest
 from contents import write_stream
 
 from zb_hdf5 import ArgumentError, convert
+from zb_hdf5.commands.zb_info import zb_info
+from zb_hdf5.converters.command_options import option_of
 from zb_hdf5.converters.conversion import OPTION_CLASSES, OPTION_GROUPS, OPTIONS, Conversion
 from zb_hdf5.converters.option import Role
 from zb_hdf5.converters.resolution import resolved
 from zb_hdf5.converters.sources import sources
+from zb_hdf5.read_as import ARGUMENTS
 from zb_hdf5.store.format_list import document_targets
 
 
@@ -36,6 +40,15 @@ def test_each_role_takes_some_option_and_choices_are_of_the_kind_of_their_option
     for name, option in OPTIONS.items():
         for taking in option.takers.values():
             assert {*taking.choices} <= {*option.kind} or not taking.choices, name
+
+
+def test_an_argument_of_read_as_has_the_same_words_in_each_command():
+    shown = {each.name: each for each in zb_info.params if each.name in ARGUMENTS}
+    assert shown.keys() == ARGUMENTS.keys()
+    for name in ARGUMENTS.keys() & OPTIONS.keys():
+        of_a_conversion = option_of(name)(click.Command("c", callback=lambda: None)).params[0]
+        assert shown[name].help.startswith(of_a_conversion.help), name
+        assert (shown[name].opts, shown[name].type.name) == (of_a_conversion.opts, of_a_conversion.type.name)
 
 
 def test_no_source_names_an_option_that_files_of_another_trainer_refuse():

@@ -14,10 +14,8 @@ from zb_hdf5.console import (
     Output,
     Progress,
     counted,
-    headerless_options,
-    one_dataset_options,
+    foreign_options,
     output_options,
-    reading_as,
 )
 from zb_hdf5.converters.command_options import option_of
 from zb_hdf5.option_groups import GroupedCommand, option_group
@@ -144,9 +142,7 @@ def zb_index_crc32(files: tuple[Path, ...]) -> Output:
 @_digests_option("-o", "--output", type=NEW, required=True, help="The file to write, a JSON.")
 @_digests_option("--force", is_flag=True, help="Replace an existing file of digests when the new one is whole.")
 @_work_option("--workers", type=FROM_1, help="Files read at the same time. [default: the cores]")
-@one_dataset_options
-@headerless_options
-@reading_as
+@foreign_options(without=["digests"])
 @output_options
 def zb_index_digests(path: Path, output: Path, force: bool, workers: int | None, read_as: ReadAs) -> Output:
     """Write the digests of PATH: a sha256 of each file and a crc32 of each chunk, as they are now.

@@ -60,7 +60,7 @@ class ConvertGroup(CommandGroup):
         return super().parse_args(ctx, ["--", *args])  # no option is of the group itself
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        word = args[0] if args[0] in self.commands else _meant_as_pair(ctx, args)
+        word = args[0] if args[0] in self.commands else _pair_word(ctx, args)
         if word and not ctx.resilient_parsing:
             if word != args[0] and word in self.commands:
                 ctx.fail(f"{word!r} must be the first word: {ctx.command_path} {word} [OPTIONS] SRC... DST")
@@ -106,7 +106,7 @@ def _hint_of_imagemagick(words: Sequence[str]) -> str:
     return f"ImageMagick's program of this name is {found[0] if found else '/usr/bin/convert'}"
 
 
-def _meant_as_pair(ctx: click.Context, args: list[str]) -> str:
+def _pair_word(ctx: click.Context, args: list[str]) -> str:
     """Return the word before the first path of a command line that is meant as a pair; "": there is none."""
     given, _, _ = convert_any.make_parser(ctx).parse_args([*args])
     sources_given = given.get("src")

@@ -96,7 +96,7 @@ class SourcePaths:
                 found = found_source(look, read_as, **asked)
             return found if found.layout == NOT_IN_PLACE else self._keep(path, found.read_as, found.kept_open(look))
 
-    def look_at(self, file: Path) -> Look | None:
+    def open_look(self, file: Path) -> Look | None:
         """Return the look at a file that was found, if it is open for whoever reads it first."""
         return self._open.get(file)
 

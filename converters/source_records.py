@@ -36,7 +36,7 @@ def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | Stre
         found = settings.looks.arrays(paths)
     else:
         name, found = settings.looks.flat(paths, name, how.read_as)
-    files = [ArrayFile(each, settings.looks.look_at(each.path)) for each in found]
+    files = [ArrayFile(each, settings.looks.open_look(each.path)) for each in found]
     build = partial(ArraySource, name=name, described=how.headerless, suspects=how.suspects)
     return arrays_of_splits(files, settings, build, array_options(settings))
 
@@ -61,7 +61,7 @@ def _of_other_programs(paths: list[Path], settings: Settings) -> BatchSource | S
         has_batches = first.meta.layout == BATCHES_LAYOUT and first.meta.batch_size > 1
         options["batch_size"] = first.meta.batch_size if has_batches else DEFAULT_BATCH_SIZE
     build = partial(ArraySource, name=HDF5, described=description_of(first, read_as))
-    files = [ArrayFile(FlatFacts.of(column), settings.looks.look_at(column.path)) for column in columns]
+    files = [ArrayFile(FlatFacts.of(column), settings.looks.open_look(column.path)) for column in columns]
     return arrays_of_splits(files, settings, build, options)
 
 

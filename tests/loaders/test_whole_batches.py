@@ -38,7 +38,7 @@ def arrays(steps):
 @pytest.mark.parametrize("access", ["auto", "pread"])
 @pytest.mark.thin
 def test_resolved_steps_give_what_threads_read(many_shards, options, shuffle, access, monkeypatch):
-    monkeypatch.setattr(whole_batches, "MAX_MET", 3)
+    monkeypatch.setattr(whole_batches, "MAX_OPEN", 3)
     for world_size in (1, 3):
         how = {"shuffle": shuffle, "rank": world_size - 1, "world_size": world_size, **options}
         with Loader(many_shards, access=access, **how) as loader, Loader(many_shards, prefetch=2, **how) as other:

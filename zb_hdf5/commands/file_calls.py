@@ -84,7 +84,7 @@ def file_calls(path: Path) -> Iterator[FileCalls]:
     _listen()
     _hearer = heard
     try:
-        with _noted_calls(looked, read):
+        with _traced_calls(looked, read):
             yield found
     finally:
         _hearer = None
@@ -94,16 +94,16 @@ def file_calls(path: Path) -> Iterator[FileCalls]:
 
 
 @contextmanager
-def _noted_calls(looked: Callable[[Any], None], read: Callable[[int], None]) -> Iterator[None]:
+def _traced_calls(looked: Callable[[Any], None], read: Callable[[int], None]) -> Iterator[None]:
     """Tell of the calls of `os` that no event of the audit hook tells of: they are replaced meanwhile."""
     calls = {name: getattr(os, name) for name in ("stat", "read", "pread", "preadv")}
 
-    def noted_stat(place: Any, *arguments: Any, **options: Any) -> os.stat_result:
+    def traced_stat(place: Any, *arguments: Any, **options: Any) -> os.stat_result:
         looked(place)
         found: os.stat_result = calls["stat"](place, *arguments, **options)
         return found
 
-    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             done = call(*arguments)
             read(done if isinstance(done, int) else len(done))
@@ -113,7 +113,7 @@ def _noted_calls(looked: Callable[[Any], None], read: Callable[[int], None]) -> 
 
     try:
         for name, call in calls.items():
-            setattr(os, name, noted_stat if name == "stat" else noted(call))
+            setattr(os, name, traced_stat if name == "stat" else traced(call))
         yield
     finally:
         for name, call in calls.items():

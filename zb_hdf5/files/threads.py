@@ -149,7 +149,7 @@ class _RequestJob(CancellableWork, Generic[_Result]):
             self.end()
 
 
-class _FarThread(threading.Thread):
+class _RequestThread(threading.Thread):
     """A thread that runs one errand after the other, whenever it is sent."""
 
     def __init__(self, threads: RequestPool, errand: _RequestJob[Any]) -> None:
@@ -189,7 +189,7 @@ class RequestPool:
     def __init__(self, most: int) -> None:
         self._most = most
         self._closed = False
-        self._resting: list[_FarThread] = []
+        self._resting: list[_RequestThread] = []
         self._errands: set[_RequestJob[Any]] = set()
 
     def run(self, call: Callable[[CancellableWork], _Result], count: int = 1) -> list[_Result]:
@@ -228,11 +228,11 @@ class RequestPool:
         try:
             thread = self._resting.pop()
         except IndexError:
-            start_thread(_FarThread(self, errand))
+            start_thread(_RequestThread(self, errand))
         else:
             thread.send(errand)
 
-    def rest(self, thread: _FarThread) -> None:
+    def rest(self, thread: _RequestThread) -> None:
         """Keep a thread for the next errand."""
         self._resting.append(thread)
         if self._closed:

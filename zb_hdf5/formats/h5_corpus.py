@@ -120,10 +120,10 @@ class HDF5Corpus(Corpus):
         """Show the batches that a live writer has committed since; return `num_tokens`. A stream stays as it is."""
         with self._changing:
             if not self.complete and isinstance(self.tokens, H5pyTokens):
-                self._look(self.tokens)
+                self._follow(self.tokens)
         return self.num_tokens
 
-    def _look(self, tokens: H5pyTokens) -> None:
+    def _follow(self, tokens: H5pyTokens) -> None:
         tokens.dataset()
         state = tokens.refresh() if self.meta.layout == BATCHES_LAYOUT else None
         # after the tokens, to have as many values, and before others see their number

@@ -62,7 +62,7 @@ class MappedWindows:
         self._dtype = dtype
         self._read = read
         self._compared = Marks()
-        self._most_met = files_at_hand(MAX_FILES)
+        self._most_open = files_at_hand(MAX_FILES)
 
     def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
@@ -104,25 +104,25 @@ class MappedWindows:
         windows = batches.windows
         starts = batches.tokens.starts
         num_tokens = windows.batch_stride + windows.overlap
-        met: dict[int, StoredIds | None] = {}
+        open_files: dict[int, StoredIds | None] = {}
         for number in numbers:
             start = number * windows.batch_stride
             file = bisect_right(starts, start) - 1
             within = start - starts[file]
             stored = None
             if start + num_tokens <= starts[file + 1]:
-                if file not in met:
-                    if len(met) >= self._most_met:
-                        met.clear()
-                    met[file] = self._met(file, start)
-                stored = met[file]
+                if file not in open_files:
+                    if len(open_files) >= self._most_open:
+                        open_files.clear()
+                    open_files[file] = self._stored_ids_of(file, start)
+                stored = open_files[file]
             batch = None if stored is None else self._batch_of(stored, number, within, num_tokens)
             yield self._read(number) if batch is None else batch
 
-    def _met(self, file: int, start: int) -> StoredIds | None:
+    def _stored_ids_of(self, file: int, start: int) -> StoredIds | None:
         """Open the file of a batch that begins with token `start` of all; None if it gives no views to widen."""
         tokens = self._batches.tokens
-        stored = (tokens.known.get(file) or tokens.open_file(file, start)).stored_ids()
+        stored = tokens.open_file(file, start).stored_ids()
         return None if stored is None or self._is_view(stored) else stored
 
     def _batch_of(self, stored: StoredIds, number: int, within: int, num_tokens: int) -> torch.Tensor | None:

@@ -30,9 +30,9 @@ SINGLE_READS: Final = 4096
 #: Batches of that sample.
 SINGLE_SAMPLE: Final = 32
 #: Single batches for which the size of a file holds.
-MET_READS: Final = 64
+SIZE_READS: Final = 64
 #: Files whose mapping a block keeps at hand, at most. Each of them stays open for as long.
-MAX_MET: Final = 32
+MAX_OPEN: Final = 32
 #: A file: its batches as an array (count, B, S); their crc32 by number; its tokens, if it is not mapped. Each may
 #: be None. Without array and tokens, its batches are read one by one.
 OpenFile: TypeAlias = tuple[npt.NDArray[Any] | None, Callable[[int], int] | None, FileTokens | None]
@@ -81,9 +81,9 @@ class WholeBatches:
         self._copies = batches.verified == "all reads"
         #: The pages of a batch are touched by whoever uses it.
         self.gives_views = is_plain_view and not (self._copies or self._is_far or batches.corpus.is_cached)
-        self._most_met = files_at_hand(MAX_MET)
+        self._most_open = files_at_hand(MAX_OPEN)
         self._is_ready = False
-        self._met: dict[int, OpenFile] = {}
+        self._open_files: dict[int, OpenFile] = {}
         self._reads_left = 0
         self._looks_left = 0
         self._unit = batches.meta.batch_tokens
@@ -111,9 +111,9 @@ class WholeBatches:
         files = numbers.tolist()
         indices = (block - starts[numbers]).tolist()
         known = dict.fromkeys(files)
-        if self.gives_views and len(known) <= self._most_met:
+        if self.gives_views and len(known) <= self._most_open:
             with contextlib.suppress(ZbError, OSError):  # raised again at its own step
-                views: dict[int, Any] = {file: self._meet(file, int(starts[file]))[0] for file in known}
+                views: dict[int, Any] = {file: self._open_file(file, int(starts[file]))[0] for file in known}
                 if all(view is not None for view in views.values()):  # a loop of Python takes half as long as a batch
                     return map(from_numpy(), map(getitem, map(views.__getitem__, files), indices))
         return map(self._read_at, block.tolist(), files, indices, repeat({}))
@@ -125,31 +125,31 @@ class WholeBatches:
         if not is_ready:
             return self.read_by_position(number)
         file = bisect_right(self._starts, number * self._unit) - 1
-        return self._read_at(number, file, number - self._starts[file] // self._unit, self._met)
+        return self._read_at(number, file, number - self._starts[file] // self._unit, self._open_files)
 
     def is_ready(self) -> bool:
         """Return whether single batches are in memory, as far as a sample of the store shows it."""
         if self._reads_left <= 0:  # below 0 where threads meet
-            self._look()
+            self._renew_sizes()
         return self._is_ready
 
-    def _look(self) -> None:
+    def _renew_sizes(self) -> None:
         """Ask again for the sizes of files that single batches are read from, and sometimes for the page cache."""
-        self._met = {}
-        self._reads_left = MET_READS
+        self._open_files = {}
+        self._reads_left = SIZE_READS
         if self._looks_left <= 0:
-            self._looks_left = SINGLE_READS // MET_READS
+            self._looks_left = SINGLE_READS // SIZE_READS
             sample = np.linspace(0, self._batches.num_batches - 1, SINGLE_SAMPLE).astype(int).tolist()
             self._is_ready = self._is_far or all(map(self._batches.is_ready, sample))
         self._looks_left -= 1
 
-    def _read_at(self, number: int, file: int, index: int, met: dict[int, OpenFile]) -> torch.Tensor:
-        """Return batch `number`, which is batch `index` of a file; `met` keeps the files for the next batches."""
-        known = met.get(file)
+    def _read_at(self, number: int, file: int, index: int, open_files: dict[int, OpenFile]) -> torch.Tensor:
+        """Return batch `number`, which is batch `index` of a file; `open_files` has the files of the batches before."""
+        known = open_files.get(file)
         if known is None:
-            if len(met) >= self._most_met:
-                met.clear()
-            known = met[file] = self._meet(file, number)
+            if len(open_files) >= self._most_open:
+                open_files.clear()
+            known = open_files[file] = self._open_file(file, number)
         views, crc32, plain = known
         expected = None if crc32 is None else crc32(index)
         if expected is not None and expected < 0:  # the cache lacks it
@@ -196,7 +196,7 @@ class WholeBatches:
     def _plain(self, file: int, start: int) -> FileTokens | None:
         """Return the tokens of a file, of which batches at a constant stride are the units; else None."""
         tokens = self._batches.tokens  # each time: the tokens of a corpus that was closed have no places
-        plain = (tokens.known.get(file) or tokens.open_file(file, start)).resolve()
+        plain = tokens.open_file(file, start).resolve()
         return plain if plain is not None and plain.unit == self._unit and len(plain.extents.runs) == 1 else None
 
     def read_by_position(self, number: int) -> torch.Tensor:
@@ -221,7 +221,7 @@ class WholeBatches:
         plain.file.require_whole()
         return plain.crc32_lookup()(place.within)
 
-    def _meet(self, file: int, number: int) -> OpenFile:
+    def _open_file(self, file: int, number: int) -> OpenFile:
         """Open the file of a batch that is about to be read, and ask for its size."""
         plain = self._plain(file, number * self._unit)
         if plain is None:
@@ -263,9 +263,9 @@ class WholeBatches:
 
     def close(self) -> None:
         """Let go of the files of the last single batches."""
-        self._met = {}
+        self._open_files = {}
         self._reads_left = 0
         self._looks_left = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_met": {}, "_reads_left": 0, "_looks_left": 0}
+        return {**self.__dict__, "_open_files": {}, "_reads_left": 0, "_looks_left": 0}

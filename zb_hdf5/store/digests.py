@@ -39,7 +39,7 @@ from zb_hdf5.spec import (
     is_hexadecimal,
     stored_dtype,
 )
-from zb_hdf5.store.format_list import HDF5, flat_format, flat_names, format_without_digests
+from zb_hdf5.store.format_list import HDF5, flat_format, flat_formats, format_without_digests
 from zb_hdf5.store.found_store import stores_at
 from zb_hdf5.store.parsed_arrays import require_arrays, require_field, require_sha256
 from zb_hdf5.store.recognition import files_in_place, named_by_prefix, require_datasets
@@ -53,7 +53,7 @@ _HEAD_BYTES: Final = 64
 #: Names of files that a message has.
 _MAX_NAMES: Final = 3
 #: The formats of files that hold no digests.
-_DIGESTED: Final = f"{', '.join(flat_names())}, HDF5 of other programs"
+_DIGESTED: Final = f"{', '.join(flat_formats())}, HDF5 of other programs"
 #: The key of the ids of a record, which a header has, and no digest covers.
 RECORD_TOKENS: Final = "record_tokens"
 _AGAIN: Final = "make its digests again if it is the right one"
@@ -224,7 +224,7 @@ class Digests:
         backend = require_field(value, "backend", str, where)
         is_foreign = backend == HDF5
         if not is_foreign and flat_format(backend) is None:
-            known = " or ".join([*flat_names(), HDF5])
+            known = " or ".join([*flat_formats(), HDF5])
             raise FormatError(f"{where}: expected backend {known}, found {backend!r}")
         arrays = require_arrays(require_field(value, "files", dict, where), DIGESTS_FILE_KEYS, f"{where}: files")
         names, *columns = (array if isinstance(array, list) else array.tolist() for array in arrays.values())

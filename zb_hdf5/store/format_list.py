@@ -256,7 +256,7 @@ def backends() -> dict[str, FormatRow]:
     return {name: row for name, row in FORMATS.items() if row.holds_batches}
 
 
-def flat_names() -> list[str]:
+def flat_formats() -> list[str]:
     """Return the names of our formats whose ids follow each other, which are read in place."""
     return [name for name, row in FORMATS.items() if row.is_flat]
 

@@ -22,7 +22,7 @@ from zb_hdf5.store.format_list import (
     INSTALLED,
     batch_formats,
     flat_format,
-    flat_names,
+    flat_formats,
     format_without_digests,
 )
 from zb_hdf5.store.found_store import FoundStore, store_at
@@ -96,7 +96,7 @@ def _require_backend_name(backend: str) -> None:
     """Raise `ArgumentError` for a backend that neither we nor an installed package have."""
     if backend == "auto":
         return
-    ours = tuple(dict.fromkeys(("auto", *batch_formats(), *flat_names())))
+    ours = tuple(dict.fromkeys(("auto", *batch_formats(), *flat_formats())))
     if backend in ours or flat_format(backend) is not None:
         return
     try:

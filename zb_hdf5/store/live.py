@@ -338,10 +338,10 @@ class LiveCorpus(StoreCorpus):
         """
         with self._changing:
             if not self.complete and isinstance(self.tokens, LiveTokens):
-                self._look(self.tokens)
+                self._follow(self.tokens)
         return self.num_tokens
 
-    def _look(self, tokens: LiveTokens) -> None:
+    def _follow(self, tokens: LiveTokens) -> None:
         """Follow the growing shard, under a new index if there is one."""
         index = self.index
         found = os.stat(self.path / INDEX_NAME)

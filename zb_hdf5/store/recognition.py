@@ -20,7 +20,7 @@ from zb_hdf5.store.format_list import (
     backends,
     batch_formats,
     flat_format,
-    flat_names,
+    flat_formats,
     load_format,
     row_named,
 )
@@ -294,7 +294,7 @@ def headerless_name(look: Look, backend: str = "auto") -> str:
 
 def _flat_name_in(look: Look) -> str:
     """Return the name of the flat format of a file with a header, whatever its suffix is; "": none."""
-    return next((name for name in flat_names() if (each := flat_format(name)) and each.fits(look)), "")
+    return next((name for name in flat_formats() if (each := flat_format(name)) and each.fits(look)), "")
 
 
 def headerless_name_of(look: Look) -> str:
@@ -313,7 +313,7 @@ def not_recognised(look: Look) -> FormatError | None:
     path = look.path
     file = (first_named_flat(path) or path) if look.is_dir else path
     name_of_file = file.name.lower()
-    found = {name: flat_format(name) for name in flat_names() if name_of_file.endswith(FORMATS[name].suffixes)}
+    found = {name: flat_format(name) for name in flat_formats() if name_of_file.endswith(FORMATS[name].suffixes)}
     if not found:
         return None
     if line := _line_of_fairseq(look, file):
@@ -329,7 +329,7 @@ def first_named_flat(folder: Path) -> Path | None:
     """Return the first file in a folder that is named as files of flat formats are; None: there is none."""
     from zb_hdf5.files.listing import listed
 
-    suffixes = tuple({FORMATS[name].suffix for name in flat_names()})
+    suffixes = tuple({FORMATS[name].suffix for name in flat_formats()})
     return next(iter(listed(folder, *suffixes).files), None)
 
 

@@ -81,13 +81,13 @@ class LackingValues(Sharded):
         extents = Extents(entry.columns[self.index.meta.column], self.index.meta.batch_bytes)
         tokens: Tokens = FileTokens(ranges, extents, self.dtype, entry.token_count)
         if self._verify != "none":
-            tokens = checked(tokens, Crc32Rows(_Kept(crc32)), path, "record", "batch")
+            tokens = checked(tokens, Crc32Rows(_KnownRows(crc32)), path, "record", "batch")
         found = FilledValues(tokens, there, self._fill, unit, entry.token_count)
         tokens.share(self.residency)
         return found
 
 
-class _Kept:
+class _KnownRows:
     """Returns rows of crc32 that were read before. Picklable."""
 
     def __init__(self, rows: npt.NDArray[np.uint32]) -> None:

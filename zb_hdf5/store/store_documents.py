@@ -211,7 +211,7 @@ class StreamDocuments(RecordDocuments):
                 continue
             flat = self._flat(number)
             if flat is not None:
-                found = self._look(flat, number)
+                found = self._facts_of(flat, number)
                 with _documents_there(found.path):
                     counts[number] = flat.num_documents(found)
         return counts
@@ -299,7 +299,7 @@ class StreamDocuments(RecordDocuments):
             return KnownOffsets(self._folder / self._names[number], edges)
         flat = self._flat(number)
         if flat is not None:
-            found = self._look(flat, number)
+            found = self._facts_of(flat, number)
             known = self._identities.get(number)
             with _documents_there(found.path):
                 offsets = flat.document_offsets(found)
@@ -332,7 +332,7 @@ class StreamDocuments(RecordDocuments):
         """Return the flat format of a file; None: it is of another one."""
         return format_without_digests(self._index.table.values["backend"][number], self._index.read_as)
 
-    def _look(self, flat: FlatFormat, number: int) -> FlatFacts:
+    def _facts_of(self, flat: FlatFormat, number: int) -> FlatFacts:
         """Return the facts of a flat file; `FormatError` if they are not those with which it was opened."""
         known = self._found.get(number)
         if isinstance(known, FlatFacts):

@@ -97,10 +97,10 @@ class DocumentFile(ABC):
         self.id_column = id_column
         self.metadata_columns = tuple(metadata_columns)
         self.more_columns = (id_column, *metadata_columns) if id_column else self.metadata_columns
-        self._look()
+        self._read_head()
 
-    def _look(self) -> None:  # noqa: B027 - most files are looked at when they are read
-        """Look at the file: count its row groups, and refuse one without the columns."""
+    def _read_head(self) -> None:  # noqa: B027 - most files are looked at when they are read
+        """Read the head or the foot of the file: count its row groups, and refuse one without the columns."""
 
     @property
     def identity(self) -> FileIdentity:

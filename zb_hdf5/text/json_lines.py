@@ -29,7 +29,7 @@ class JsonLinesFile(DocumentFile):
     example = "corpus.jsonl"
     documents = "Each line (.jsonl, .ndjson, .json, also .gz or .zst) is a document."
 
-    def _look(self) -> None:
+    def _read_head(self) -> None:
         self.num_row_groups = 1
         if not is_compressed(self.path):
             self.num_row_groups = max(1, -(-self.identity.num_bytes // ROW_GROUP_BYTES))

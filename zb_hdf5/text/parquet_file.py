@@ -26,7 +26,7 @@ class ParquetFile(DocumentFile):
     documents = "Each row is a document."
     has_lines = False
 
-    def _look(self) -> None:
+    def _read_head(self) -> None:
         with self._open() as file:
             self.num_row_groups = file.num_row_groups
             groups = [file.metadata.row_group(k) for k in range(file.num_row_groups)]

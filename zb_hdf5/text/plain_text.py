@@ -22,7 +22,7 @@ class PlainTextFile(DocumentFile):
 
     num_row_groups = 1
 
-    def _look(self) -> None:
+    def _read_head(self) -> None:
         require_utf8(head_of(self.path, ENCODING_MARK_BYTES)[0], self.path)
 
     def _row_group(self, number: int) -> Iterator[Block]:

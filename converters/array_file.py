@@ -84,26 +84,26 @@ class ArrayFile:
             path=self.path, known=self._column(""), look=None if self._look is None else self._look.again()
         )
 
-    def open(self, name: str = "", beside: Tokens | None = None) -> Tokens:
+    def open(self, name: str = "", opened: Tokens | None = None) -> Tokens:
         """Open the tokens (""), of the dtype that they have in the file, or the values of a field.
 
         Records follow each other. Plain files are read by position.
 
         Parameters
         ----------
-        beside
+        opened
             A column of this file that is open: the file is not opened again. None: none is.
         """
         column = self._column(name)
-        with self._begin_look(beside) as look:
+        with self._begin_look(opened) as look:
             if column is None:
                 return open_ids(self._facts, "pread", look=look)
             is_plain = column.extents is not None and not isinstance(self.path, RemotePath)
             return (open_column if name else open_stored)(column, "pread" if is_plain else "auto", look)
 
-    def _begin_look(self, beside: Tokens | None) -> AbstractContextManager[Look | None]:
+    def _begin_look(self, opened: Tokens | None) -> AbstractContextManager[Look | None]:
         """Return a look at the file by a descriptor that is open; None: it is opened."""
-        return nullcontext(self._look) if beside is None else look_by(beside.file)
+        return nullcontext(self._look) if opened is None else look_by(opened.file)
 
     def mapped(self) -> TokenArray:
         """Map the tokens of a file that is not HDF5, of the dtype that they have in it."""

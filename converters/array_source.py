@@ -268,8 +268,8 @@ class ArraySource(BatchSource):
         """Open a column of a file, whose open columns have keys from `first` on."""
         known = self._open_files.known
         num_columns = 1 + len(self.meta.fields)
-        beside = next((known[each] for each in range(first, first + num_columns) if each in known), None)
-        return self._files[first // num_columns].open(name, beside)
+        opened = next((known[each] for each in range(first, first + num_columns) if each in known), None)
+        return self._files[first // num_columns].open(name, opened)
 
     def _gather(self, name: str, records: npt.NDArray[np.int64], rows: TokenArray) -> None:
         starts = self._places.starts(records)

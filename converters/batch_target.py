@@ -99,7 +99,9 @@ class BatchFiles(TargetFiles):
             return None
         tokens_sha256 = writer.sha256()
         if source.document_files and task.is_lone:
-            write_joined(source.document_files, writer.begin_beside(documents_path(path)), batches.split, tokens_sha256)
+            write_joined(
+                source.document_files, writer.begin_sidecar(documents_path(path)), batches.split, tokens_sha256
+            )
         if not source.has_pieces:
             return None
         step = max(1, min(BLOCK_RECORDS // source.meta.batch_size, MOVED_TOKENS // source.meta.batch_tokens))
@@ -107,7 +109,7 @@ class BatchFiles(TargetFiles):
             for first in range(batches.start, batches.stop, step):
                 deliver_signals()
                 pieces.append_pieces(source.read_pieces(first, min(first + step, batches.stop)))
-            file = writer.begin_beside(pieces_path(path))
+            file = writer.begin_sidecar(pieces_path(path))
             return pieces.write_to(file, seq_len=source.meta.seq_len, split=batches.split, tokens_sha256=tokens_sha256)
 
     def add_tables(self, folder: Path, source: BatchSource) -> None:

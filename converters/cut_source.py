@@ -63,8 +63,8 @@ class CutSource(DocumentSource):
                     "records"
                 )
         require_one_dtype([(file.path, file.dtype) for file in files], self.paths)
-        num_beside = self.boundary_token_id + 1
-        fitting = fitting_dtype((file.dtype for file in files), self.vocab_size, num_beside)
+        num_added = self.boundary_token_id + 1
+        fitting = fitting_dtype((file.dtype for file in files), self.vocab_size, num_added)
         self.dtype = fitting if dtype == "auto" else stored_dtype(dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]
         self.groups = [

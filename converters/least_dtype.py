@@ -29,8 +29,8 @@ def at_least(dtype: np.dtype[Any], settings: Settings) -> np.dtype[Any]:
     """
     if dtype.itemsize > 1 or settings.target.dtype not in NOT_NAMED:
         return dtype
-    beside = [settings.layout.pad_id or 0, settings.input.boundary_token_id or 0]
-    found = dtype_of_ids(max(beside) + 1)
+    added = [settings.layout.pad_id or 0, settings.input.boundary_token_id or 0]
+    found = dtype_of_ids(max(added) + 1)
     if found.itemsize > 1:
         return found
     target = settings.target.format

@@ -28,7 +28,7 @@ from zb_hdf5.converters.least_dtype import at_least, larger_dtype
 from zb_hdf5.converters.packed_rows import PackedRows
 from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.converters.source_paths import stream_of
-from zb_hdf5.converters.stream_source import files_beside, without_documents
+from zb_hdf5.converters.stream_source import sidecars_at, without_documents
 from zb_hdf5.documents.document_table import part_of
 from zb_hdf5.documents.pieces import Pieces, concatenate, padding
 from zb_hdf5.errors import conversion_call
@@ -120,8 +120,8 @@ class PackedSource(BatchSource):
             pad_id = max(0, store.index.meta.boundary_token_id)
         require_pad_id(pad_id, self.meta)
         files = [(each, file.path) for each in stores.values() for file in each.files]
-        beside = [other for each, file in files for other in files_beside(each.backend, file)]
-        self.paths = [*paths, *(file for _, file in files), *beside]
+        sidecars = [other for each, file in files for other in sidecars_at(each.backend, file)]
+        self.paths = [*paths, *(file for _, file in files), *sidecars]
         self.shuffle = "global" if options.shuffle else "none"
         self.reorders = options.shuffle
         how = {"packing": options.packing, "pad_id": pad_id}

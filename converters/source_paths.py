@@ -179,7 +179,7 @@ def lack_documents(paths: Sequence[Path], name: str, conversion: Conversion) -> 
     for path in paths:
         with Look(path) as look:
             files += flat.files(look)
-    return bool(files) and not any(flat.beside(file) for file in files)
+    return bool(files) and not any(flat.sidecars(file) for file in files)
 
 
 def has_records(path: Path) -> bool:

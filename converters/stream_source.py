@@ -169,7 +169,7 @@ class StreamSource(DocumentSource):
         require_named_once((file.path for file in self._files), "documents")
         files = [file.path for file in self._files]
         self.has_shards = all(isinstance(found, FoundStore) for found in at_paths.values())
-        self.paths = [*files, *(each for file in self._files for each in files_beside(file.stream.backend, file.path))]
+        self.paths = [*files, *(each for file in self._files for each in sidecars_at(file.stream.backend, file.path))]
         self.splits = [file.split or DEFAULT_SPLIT for file in self._files]
         if len(paths) > 1 and not options.is_one_split:
             in_store = {path for path, found in at_paths.items() if isinstance(found, FoundStore)}
@@ -375,11 +375,11 @@ def without_documents(stream: StoreCorpus) -> str:
     return f" in {name}, which has no {flat.documents_suffix} beside it"
 
 
-def files_beside(backend: str, path: Path) -> list[Path]:
+def sidecars_at(backend: str, path: Path) -> list[Path]:
     """Return the other files that belong to a file of the tokens of a stream, by the format of its files."""
     flat = flat_format(backend)
     if flat is not None:
-        return flat.beside(path)
+        return flat.sidecars(path)
     table = documents_path(path)
     return [table] if table.exists() else []
 

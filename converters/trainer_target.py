@@ -108,7 +108,7 @@ class TrainerFiles(TargetFiles):
         """
         writer = self.writer
         file = Path(f"x{writer.suffix}")
-        endings = {path.name.partition(".")[2]: None for path in (*self.files(file), *writer.beside(file))}
+        endings = {path.name.partition(".")[2]: None for path in (*self.files(file), *writer.sidecars(file))}
         files = rf"[\w-]+-\d{{5}}-of-\d{{5}}\.({'|'.join(map(escape, endings))})"
         return rf"({'|'.join([files, *map(escape, writer.folder_names)])})(\.partial|\.progress)?"
 

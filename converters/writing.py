@@ -158,13 +158,13 @@ def _write_one(plan: Plan, settings: Settings, workers: Workers) -> Written:
         refuse_lost_sets(path, sets_of(path), settings.work.drop_field_set)
     task = plan.lone_task(path, overwrite, workers.num_threads)
     here = workers._replace(engine=Engine())
-    with _sets_beside(plan, path, workers), _readable(plan, [task], path, settings, here) as (source, shuffle):
+    with _sets_of_file(plan, path, workers), _readable(plan, [task], path, settings, here) as (source, shuffle):
         done = write_task(replace(task, source=source), workers.shown.advance)
     return Written([done], shuffle)
 
 
 @contextmanager
-def _sets_beside(plan: Plan, path: Path, workers: Workers) -> Generator[None]:
+def _sets_of_file(plan: Plan, path: Path, workers: Workers) -> Generator[None]:
     """Copy the field sets of a lone file, which is written meanwhile, and give them their place beside it."""
     [place] = sets_folders(path)
     made = partial_path(place)

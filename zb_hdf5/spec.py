@@ -585,7 +585,7 @@ def dtype_of_ids(num_ids: int) -> np.dtype[Any]:
     return next((dtype for dtype in by_size if num_ids - 1 <= np.iinfo(dtype).max), by_size[-1])
 
 
-def fitting_dtype(dtypes: Iterable[np.dtype[Any]], vocab_size: int, num_beside: int = 0) -> np.dtype[Any]:
+def fitting_dtype(dtypes: Iterable[np.dtype[Any]], vocab_size: int, num_added: int = 0) -> np.dtype[Any]:
     """Return the smallest dtype of tokens that is proved to hold all ids; uint32 if nothing is.
 
     Parameters
@@ -594,14 +594,14 @@ def fitting_dtype(dtypes: Iterable[np.dtype[Any]], vocab_size: int, num_beside: 
         Those of the files: of unsigned integers they are a proof.
     vocab_size
         The size of the vocabulary, at which ids are refused; 0: not known.
-    num_beside
+    num_added
         The ids that come beside those of the files, such as padding, are below it.
     """
     proofs = [vocab_size] if vocab_size else []
     known = list(dtypes)
     if all(dtype.kind == "u" for dtype in known):
         proofs.append(max((int(np.iinfo(dtype).max) for dtype in known), default=U32_MAX) + 1)
-    return dtype_of_ids(max(min(proofs, default=U32_MAX), num_beside))
+    return dtype_of_ids(max(min(proofs, default=U32_MAX), num_added))
 
 
 def find_bad_token(tokens: TokenArray, limit: int) -> int | None:

@@ -221,6 +221,7 @@ def test_the_names_that_a_corpus_has_replaced_are_gone():
     gone = ("StoreReader", "CutReader", "RecordReader", "WindowReader", "TokenStream", "HDF5Reader", "BatchReader")
     gone += ("Opening", "Holder", "TrainerFormat", "DatasetChoice", "SourceKind", "class Choice", "def look")
     gone += ("def _look", "def look_at", "def _meet", "def _met", "flat_names", "_FarThread", "_Kept", "_meant_as_pair")
+    gone += ("def beside", "begin_beside", "self._beside", "beside=")
     text = "\n".join(path.read_text() for path in FILES.values())
     assert not [name for name in gone if re.search(rf"\b{name}\b", text)]
 

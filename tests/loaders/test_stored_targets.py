@@ -247,7 +247,7 @@ def test_values_that_are_no_targets_are_refused_by_name_and_never_passed_over(ca
 
 @pytest.mark.parametrize("shape", ["a last axis", "another width", "bytes", "of records"])
 @pytest.mark.parametrize("name", ["labels", "loss_mask"])
-def test_values_beside_foreign_ids_that_do_not_fit_are_refused(name, shape, tmp_path):
+def test_values_in_group_foreign_ids_that_do_not_fit_are_refused(name, shape, tmp_path):
     rows = TOKENS.reshape(-1, S)
     values = {
         "a last axis": OWN.reshape(-1, S, 1),

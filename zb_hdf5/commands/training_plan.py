@@ -235,7 +235,7 @@ def _figures_of_files(loader: Loader, job: Job, at_opening: int, at_hand: set[in
     chosen = [*range(job.ranks)] if is_of_all else chosen
     opens, proofs = [], []
     tokens = loader.batches.tokens
-    is_whole = not _reads_beside(tokens, at_hand)
+    is_whole = not _reads_sidecars(tokens, at_hand)
     proof_bytes = _bytes_of_proofs(tokens)
     opens_of_file = _opens_of_file(tokens)
     for rank in chosen:
@@ -275,7 +275,7 @@ def _opens_of_file(tokens: Tokens) -> int:
     return 1 if CRC32 in tokens.index.table.columns else 2
 
 
-def _reads_beside(tokens: Tokens, at_hand: set[int]) -> bool:
+def _reads_sidecars(tokens: Tokens, at_hand: set[int]) -> bool:
     """Return whether files that are met in steps have others beside them, which their format may read then."""
     found = tokens.found.items() if isinstance(tokens, Sharded) else ()
     later = (facts for number, facts in found if number not in at_hand)

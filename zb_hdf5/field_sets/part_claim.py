@@ -135,7 +135,7 @@ class PartClaim:
         path = claim_path(part)
         if path.exists():
             return cls._taken_over(path, stale_s)
-        aside = _beside(path)
+        aside = _own_path(path)
         fd = _made(aside)
         with on_failure(lambda: os.close(fd)):
             try:
@@ -161,7 +161,7 @@ class PartClaim:
             return None
         if not is_free:
             return None
-        aside = _beside(path)
+        aside = _own_path(path)
         fd = _made(aside)
         with on_failure(lambda: os.close(fd)):
             with contextlib.suppress(FileNotFoundError):
@@ -200,7 +200,7 @@ class PartClaim:
                 os.close(fd)
 
 
-def _beside(path: Path) -> Path:
+def _own_path(path: Path) -> Path:
     """Return a name beside that of a claim, which no other process has."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
 
@@ -254,7 +254,7 @@ def release_by_hand(part: Path) -> Owner | None:
 
 def _let_go(claim: Path) -> None:
     """Replace a claim by one of nobody, which is so old that anybody takes it over."""
-    aside = _beside(claim)
+    aside = _own_path(claim)
     aside.write_bytes(_NOBODY)
     with on_failure(aside.unlink):
         os.utime(aside, (0, 0))

@@ -111,7 +111,7 @@ class PartialFile:
     resume
         The partial begins with the bytes that an earlier run left in it. Else the leftover of a dead writer is removed,
         and never truncated.
-    beside
+    sidecars
         All files that may belong to this one: they are replaced with it, and as a kill may have left them, they are put
         back now. See `ReplacedFiles`.
 
@@ -129,11 +129,11 @@ class PartialFile:
         *,
         overwrite: bool = False,
         resume: bool = False,
-        beside: Iterable[Path] = (),
+        sidecars: Iterable[Path] = (),
     ) -> None:
         self.path = local_path(path)
         self._overwrite = overwrite
-        self._old = ReplacedFiles(self.path, beside)
+        self._old = ReplacedFiles(self.path, sidecars)
         self.partial_path = partial_path(self.path)
         self._refuse_existing()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -216,7 +216,7 @@ class PartialFile:
             with disk_errors(file.partial_path):
                 os.fsync(file.fd)
         with deferred_signals():
-            is_alone = not others and not self._old.has_files_beside
+            is_alone = not others and not self._old.has_sidecars
             with contextlib.nullcontext() if is_alone else self._old.aside():
                 for file in files:
                     os.replace(file.partial_path, file.path)
@@ -547,23 +547,23 @@ def published(path: Path, *, overwrite: bool) -> Generator[PartialFile]:
 
 
 @contextlib.contextmanager
-def published_together(path: Path, beside: Sequence[Path], *, overwrite: bool) -> Generator[tuple[PartialFile, ...]]:
+def published_together(path: Path, others: Sequence[Path], *, overwrite: bool) -> Generator[tuple[PartialFile, ...]]:
     """Give the files of one result, which get their names at the end of the block; an exception removes them.
 
     Parameters
     ----------
     path
         The file without which there is no result.
-    beside
+    others
         The others.
     overwrite
         As for `PartialFile`, which raises as this does.
     """
     with contextlib.ExitStack() as undo:
         with deferred_signals():  # one that comes with a file is met when an exception would remove it
-            files = [PartialFile(path, overwrite=overwrite, beside=beside)]
+            files = [PartialFile(path, overwrite=overwrite, sidecars=others)]
             undo.enter_context(on_failure(files[0].discard))
-            for each in beside:
+            for each in others:
                 files.append(PartialFile(each, overwrite=overwrite))
                 undo.enter_context(on_failure(files[-1].discard))
         yield tuple(files)

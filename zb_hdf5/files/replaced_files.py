@@ -29,20 +29,20 @@ class ReplacedFiles:
     ----------
     path
         The file of the ids.
-    beside
+    sidecars
         All files that may belong to it.
     """
 
-    def __init__(self, path: Path, beside: Iterable[Path]) -> None:
+    def __init__(self, path: Path, sidecars: Iterable[Path]) -> None:
         self._path = path
-        self._beside = tuple(beside)
-        self._some = hidden_beside(path, REPLACING_SUFFIX)
-        self._all = hidden_beside(path, REPLACED_SUFFIX)
+        self._sidecars = tuple(sidecars)
+        self._some = hidden_path(path, REPLACING_SUFFIX)
+        self._all = hidden_path(path, REPLACED_SUFFIX)
 
     @property
-    def has_files_beside(self) -> bool:
+    def has_sidecars(self) -> bool:
         """Whether there are files that belong to the one of the ids, or would belong to a new one."""
-        return any(map(os.path.lexists, self._beside))
+        return any(map(os.path.lexists, self._sidecars))
 
     @property
     def folders(self) -> tuple[Path, Path]:
@@ -52,7 +52,7 @@ class ReplacedFiles:
     def move_aside(self) -> None:
         """Move the old files aside; there may be none."""
         self._some.mkdir()
-        for file in (self._path, *self._beside):
+        for file in (self._path, *self._sidecars):
             with suppress(FileNotFoundError):
                 os.replace(file, self._some / file.name)
         os.replace(self._some, self._all)
@@ -76,11 +76,11 @@ class ReplacedFiles:
             if os.path.lexists(self._path):
                 self.remove()
                 return False
-            for file in self._beside:  # of the new ones
+            for file in self._sidecars:  # of the new ones
                 file.unlink(missing_ok=True)
             os.replace(self._all, self._some)
         if _is_there(self._some):
-            for file in (*self._beside, self._path):
+            for file in (*self._sidecars, self._path):
                 with suppress(FileNotFoundError):
                     os.replace(self._some / file.name, file)
             self._some.rmdir()
@@ -92,7 +92,7 @@ class ReplacedFiles:
             shutil.rmtree(self._all, ignore_errors=True)  # a process that is refused removes them, too
 
 
-def hidden_beside(path: Path, suffix: str) -> Path:
+def hidden_path(path: Path, suffix: str) -> Path:
     """Return the path of a hidden folder beside a file or folder."""
     return path.with_name(f".{path.name}{suffix}")
 

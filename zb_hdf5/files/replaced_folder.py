@@ -16,7 +16,7 @@ from typing import Final
 
 from zb_hdf5.files.c_library import libc
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.replaced_files import REPLACED_SUFFIX, hidden_beside
+from zb_hdf5.files.replaced_files import REPLACED_SUFFIX, hidden_path
 from zb_hdf5.notes import note
 
 AT_FDCWD: Final = -100
@@ -48,7 +48,7 @@ def replace_folder(made: Path, path: Path) -> Path:
     path
         The name, which the old one has.
     """
-    aside = hidden_beside(path, f"{REPLACED_SUFFIX}-{path.stat().st_ino}")
+    aside = hidden_path(path, f"{REPLACED_SUFFIX}-{path.stat().st_ino}")
     aside.mkdir()
     with on_failure(lambda: _settle(made, path, aside)):
         if exchanged(made, path):
@@ -80,7 +80,7 @@ def settle_replaced(made: Path, path: Path) -> None:
 
 def left_aside(path: Path) -> list[Path]:
     """Return the hidden folders with an old folder of this name."""
-    found = path.parent.glob(f"{escape(hidden_beside(path, REPLACED_SUFFIX).name)}-*")
+    found = path.parent.glob(f"{escape(hidden_path(path, REPLACED_SUFFIX).name)}-*")
     return sorted(each for each in found if each.is_dir() and not each.is_symlink())
 
 

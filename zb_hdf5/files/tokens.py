@@ -64,8 +64,8 @@ class StoredIds(NamedTuple):
 class Tokens(ABC):
     """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable.
 
-    A subclass has the attributes, `read` and `close`. Each other method has a default that is right for any tokens: rows
-    are read by `read`, there is no mapping, nothing is announced, and these tokens are their only file.
+    A subclass has the attributes, `read` and `close`. Each other method has a default that is right for any tokens:
+    rows are read by `read`, there is no mapping, nothing is announced, and these tokens are their only file.
 
     Attributes
     ----------

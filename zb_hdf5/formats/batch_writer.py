@@ -203,8 +203,8 @@ class TokenWriter(Writer):
         self._commit_bytes = commit_bytes
         self._crc32 = array("I")
         with ExitStack() as undo, deferred_signals():  # a signal is met when `abort` would remove the file
-            self._file = PartialFile(path, overwrite=overwrite, beside=sidecars_of(local_path(path)))
-            self._beside: list[PartialFile] = []
+            self._file = PartialFile(path, overwrite=overwrite, sidecars=sidecars_of(local_path(path)))
+            self._sidecars: list[PartialFile] = []
             self._digest = TokenDigest(known_sha256)
             undo.enter_context(on_failure(self.abort))
             with disk_errors(self._file.partial_path):
@@ -233,10 +233,10 @@ class TokenWriter(Writer):
             )
             with disk_errors(self._file.partial_path):
                 info = self._complete(info)
-            self._file.publish(self._beside)
+            self._file.publish(self._sidecars)
         return info
 
-    def begin_beside(self, path: Path) -> PartialFile:
+    def begin_sidecar(self, path: Path) -> PartialFile:
         """Begin a sidecar of this file, which gets its name together with it, and is removed if this writer fails.
 
         Parameters
@@ -245,8 +245,8 @@ class TokenWriter(Writer):
             One of `sidecars_of` the file. It may exist, and is replaced.
         """
         with deferred_signals():
-            self._beside.append(PartialFile(path, overwrite=True))
-        return self._beside[-1]
+            self._sidecars.append(PartialFile(path, overwrite=True))
+        return self._sidecars[-1]
 
     def abort(self) -> None:
         """Remove the unfinished file. A file with the final name is untouched."""
@@ -258,7 +258,7 @@ class TokenWriter(Writer):
     def _end_unpublished(self) -> None:
         self._digest.close()
         self._release()
-        for file in self._beside:
+        for file in self._sidecars:
             file.discard()
         if self._keeps_partial:
             self._file.keep()

@@ -118,7 +118,7 @@ class DocumentWriter(Writer):
         return [path]
 
     @classmethod
-    def beside(cls, path: Path) -> list[Path]:
+    def sidecars(cls, path: Path) -> list[Path]:
         """Return all files that may belong to one; `files` has those that are written."""
         return []
 
@@ -211,7 +211,7 @@ class AppendedFile:
 
     Parameters
     ----------
-    path, overwrite, beside
+    path, overwrite, sidecars
         As for `PartialFile`.
 
     Attributes
@@ -220,8 +220,8 @@ class AppendedFile:
         Its end: the next bytes begin there. A writer may leave room for a header.
     """
 
-    def __init__(self, path: Path, *, overwrite: bool, beside: Iterable[Path] = ()) -> None:
-        self.file = PartialFile(path, overwrite=overwrite, beside=beside)
+    def __init__(self, path: Path, *, overwrite: bool, sidecars: Iterable[Path] = ()) -> None:
+        self.file = PartialFile(path, overwrite=overwrite, sidecars=sidecars)
         self.num_bytes = 0
 
     def append(self, data: npt.NDArray[Any] | bytes) -> None:
@@ -256,9 +256,9 @@ class FlatWriter(DocumentWriter):
         self._parts: list[AppendedFile] = []
         self._digest = TokenDigest()
         with on_failure(self.abort), deferred_signals():  # a signal is met when `abort` would remove all of them
-            beside = self.beside(self.path)
-            self._parts.append(AppendedFile(self.path, overwrite=overwrite, beside=beside))
-            for each in () if overwrite else beside:  # one that is not written would be read with the new ids
+            sidecars = self.sidecars(self.path)
+            self._parts.append(AppendedFile(self.path, overwrite=overwrite, sidecars=sidecars))
+            for each in () if overwrite else sidecars:  # one that is not written would be read with the new ids
                 refuse_existing(each)
             for each in self.files(self.path, meta)[1:]:
                 self._parts.append(AppendedFile(each, overwrite=overwrite))

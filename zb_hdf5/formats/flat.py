@@ -172,7 +172,7 @@ class FlatFormat(Format, ABC):
             If it was cut short, or a part of it is missing.
         """
 
-    def beside(self, path: Path) -> list[Path]:
+    def sidecars(self, path: Path) -> list[Path]:
         """Return the other files that belong to a file of ids, and are there."""
         return []
 

@@ -95,7 +95,7 @@ def token_name(seen: DatasetScan) -> str | None:
         return None
     tokens = named[0]
     others = (name for name in found if name != tokens)
-    is_one = all(_is_beside(name, tokens) and found[name].shape == found[tokens].shape for name in others)
+    is_one = all(_share_a_group(name, tokens) and found[name].shape == found[tokens].shape for name in others)
     return tokens if is_one else None
 
 
@@ -103,12 +103,12 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _is_beside(name: str, other: str) -> bool:
+def _share_a_group(name: str, other: str) -> bool:
     """Return whether two datasets are in one group."""
     return name.rpartition("/")[0] == other.rpartition("/")[0]
 
 
-def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h5py.Dataset]:
+def values_in_group(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h5py.Dataset]:
     """Return the datasets in the group of one that have a number for each of its tokens, by their names.
 
     In a group of many datasets most are documents: the names of `FIELD_NAMES` alone are looked at.
@@ -124,7 +124,7 @@ def values_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> dict[str, h
     }
 
 
-def lengths_beside(h5: h5py.File, name: str, tokens: h5py.Dataset) -> set[str]:
+def lengths_in_group(h5: h5py.File, name: str, tokens: h5py.Dataset) -> set[str]:
     """Return the name of the lengths of the documents of records, in the group of these: they are not a field."""
     stored = h5[name].parent.get(LENGTHS_COLUMN) if tokens.ndim > 1 else None
     return {LENGTHS_COLUMN} if isinstance(stored, h5py.Dataset) else set()

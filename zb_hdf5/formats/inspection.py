@@ -20,13 +20,13 @@ from zb_hdf5.formats.foreign import (
     can_be_field,
     dataset_not_chosen,
     integer_datasets,
-    lengths_beside,
+    lengths_in_group,
     no_such_axes,
     require_axes,
     require_channels,
     token_name,
     unfit_targets,
-    values_beside,
+    values_in_group,
 )
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
@@ -363,10 +363,10 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     dtype: np.dtype[Any] = DTYPE_BY_NAME["uint32"]
     if stored.dtype in DTYPE_BY_NAME.values():
         dtype = stored.dtype
-    beside = values_beside(h5, dataset, stored) if channel is None else {}
+    neighbours = values_in_group(h5, dataset, stored) if channel is None else {}
     # of each field its dataset, and its entry of the second axis
     values: dict[str, tuple[h5py.Dataset, int | None]] = {}
-    for name, each in beside.items():
+    for name, each in neighbours.items():
         if can_be_field(name, each):
             values[name] = (each, None)
     for name, number in read_as.field_channels.items():
@@ -392,7 +392,7 @@ def _foreign_column(h5: h5py.File, path: Path, dataset: str, read_as: ReadAs) ->
     columns: dict[str, Column] = {}
     for name, (each, entry) in values.items():
         columns[name] = _with_values(h5, _named_field(tokens, name, each), each, entry)
-    left_out = tuple(sorted({*beside, *lengths_beside(h5, dataset, stored)} - values.keys()))
+    left_out = tuple(sorted({*neighbours, *lengths_in_group(h5, dataset, stored)} - values.keys()))
     return _with_values(h5, tokens, stored, channel)._replace(fields=columns, left_out=left_out)
 
 

@@ -134,7 +134,7 @@ class BatchFileWriter(FileWriter):
     def _complete(self, info: ShardInfo) -> ShardInfo:
         os.ftruncate(self._file.fd, batch_file_bytes(self.meta, info.num_batches))  # up to the last slot's padding
         write_fully(self._file.fd, pack_header(self.meta, info.num_batches), 0)
-        sidecar = self.begin_beside(crc32_path(self._file.path))
+        sidecar = self.begin_sidecar(crc32_path(self._file.path))
         with disk_errors(sidecar.partial_path):
             write_fully(sidecar.fd, info.crc32.tobytes(), 0)
         return info._replace(columns={BATCHES: (slots_of(self.meta, info.num_batches),)})

@@ -303,7 +303,7 @@ class HDF5ShardWriter(HDF5Writer):
         """Write the table of the documents, if it has more than their offsets, and then complete the file."""
         sha256 = ""
         if self._documents.has_more:
-            file = self.begin_beside(self._documents.path)
+            file = self.begin_sidecar(self._documents.path)
             sha256 = self._documents.write_to(file, tokens_sha256=info.sha256).sha256
         with self._hdf5():
             self._h5.attrs.modify(DOCUMENTS_SHA256, np.bytes_(sha256))

@@ -264,7 +264,7 @@ class Salvage:
         batch_size = corpus.meta.batch_size
         table = documents_path(corpus.path)
         if table.exists():
-            write_joined([table], writer.begin_beside(documents_path(path)), DEFAULT_SPLIT, tokens_sha256)
+            write_joined([table], writer.begin_sidecar(documents_path(path)), DEFAULT_SPLIT, tokens_sha256)
         if not pieces_path(corpus.path).exists():
             return
         stored = PiecesFile(corpus.path, None, corpus.meta.seq_len, verify="none")
@@ -273,7 +273,7 @@ class Salvage:
                 stored.check()
                 for first, stop in self._groups():
                     pieces.append_pieces(stored.read_run(first * batch_size, stop * batch_size))
-                file = writer.begin_beside(pieces_path(path))
+                file = writer.begin_sidecar(pieces_path(path))
                 pieces.write_to(file, seq_len=corpus.meta.seq_len, split=stored.split, tokens_sha256=tokens_sha256)
             except ZbError as error:
                 error.add_note(f"Restore it, or remove it to repair {corpus.path} without its pieces.")

@@ -78,7 +78,7 @@ class Sharded(Tokens):
         As for `open_reader`.
     found
         The facts of files that were looked at, by the numbers of the files.
-    beside
+    same_files
         Other values of the same files: a file that is open there is not opened again. None: there are none.
     """
 
@@ -92,14 +92,14 @@ class Sharded(Tokens):
         verify: str,
         read_as: ReadAs = AS_STORED,
         found: Mapping[int, Column | FlatFacts] | None = None,
-        beside: Sharded | None = None,
+        same_files: Sharded | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
         self.asked = access
         self.read_as = read_as
         self._verify = verify
-        self._beside = beside
+        self._same_files = same_files
         self.found = dict(found or {})
         self.identities = KnownFiles()
         for number, each in self.found.items():
@@ -421,7 +421,7 @@ class Sharded(Tokens):
         path = self.path_of(number)
         known = self.identities.get(number)
         unit = (start - self._starts[number]) // self.unit
-        with self._look_beside(number) if look is None else nullcontext(look) as look:
+        with self._look_at_same_file(number) if look is None else nullcontext(look) as look:
             found = self._open_by_index(path, entry, unit, known, look)
             if found is None:
                 found = self._open_by_file(path, entry, number, unit, known, look)
@@ -437,11 +437,11 @@ class Sharded(Tokens):
             return file.begin_look()
         return nullcontext()
 
-    def _look_beside(self, number: int) -> AbstractContextManager[Look | None]:
+    def _look_at_same_file(self, number: int) -> AbstractContextManager[Look | None]:
         """Return a look at a file that other values are read from; None: it is not open, or they have other files."""
-        if self._beside is None or self._beside.path_of(number) != self.path_of(number):
+        if self._same_files is None or self._same_files.path_of(number) != self.path_of(number):
             return nullcontext()
-        return self._beside.begin_look(number)
+        return self._same_files.begin_look(number)
 
     def path_of(self, number: int) -> Path:
         """Return the path of a file."""

@@ -81,7 +81,7 @@ class StoreCorpus(Corpus):
         Looks for the files of a stream that grows; None: it does not.
     look
         The look at the first file, whose open descriptor is taken; None: it is opened.
-    beside
+    same_files
         The tokens, of a corpus that is a field of them.
     """
 
@@ -99,14 +99,14 @@ class StoreCorpus(Corpus):
         records: Windows | None = None,
         newer: NewerFiles | None = None,
         look: Look | None = None,
-        beside: Sharded | None = None,
+        same_files: Sharded | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
         is_stored = index.meta.layout == BATCHES_LAYOUT
         self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
         self._reads = "none" if verify == "store" else verify
         compared = "none" if verify == "auto" and not is_stored else self._reads
-        tokens = self._kind(folder, index, access, compared, read_as, found, beside)
+        tokens = self._kind(folder, index, access, compared, read_as, found, same_files)
         tokens.name = str(path)
         meta = index.meta if records is None else _meta_of_records(index.meta, records)
         super().__init__(path, meta, tokens)
@@ -221,7 +221,7 @@ class StoreCorpus(Corpus):
             records = self.windows.widened(self.meta.of_field(name).seq_len // self.meta.seq_len)
         known = self._shards
         found = known.found_of(name)
-        return type(self)(self.path, index, found=found, records=records, beside=known, **self._options)
+        return type(self)(self.path, index, found=found, records=records, same_files=known, **self._options)
 
     @property
     def joins_records(self) -> bool:
@@ -392,7 +392,7 @@ def _positions_of(index: ShardIndex, shards: Sharded) -> Tokens | None:
     name = _told_by(index)
     if not name:
         return None
-    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as, beside=shards)
+    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as, same_files=shards)
     positions.identities = shards.identities
     return positions
 

@@ -161,7 +161,7 @@ class StreamDocuments(RecordDocuments):
         The facts of files that were looked at, by their numbers.
     positions
         The position of each token in its document, where these tell the documents apart; None: they are stored.
-    beside
+    same_files
         The tokens: a file that is open there is not opened again. None: none are.
     """
 
@@ -178,7 +178,7 @@ class StreamDocuments(RecordDocuments):
         access: str,
         found: Mapping[int, Column | FlatFacts] | None = None,
         positions: Tokens | None = None,
-        beside: Sharded | None = None,
+        same_files: Sharded | None = None,
     ) -> None:
         self._path = path
         self._folder = folder
@@ -188,7 +188,7 @@ class StreamDocuments(RecordDocuments):
         self._identities = identities
         self._found = found or {}
         self._positions = positions
-        self._beside = beside
+        self._same_files = same_files
         self._verify = verify
         self._all: npt.NDArray[np.uint64] | None = None
         self._counts: npt.NDArray[np.int64] | None = None
@@ -325,7 +325,7 @@ class StreamDocuments(RecordDocuments):
             if not isinstance(path, RemotePath):
                 require_unreplaced(path, column.identity)
             return KnownOffsets(path, np.array([0, num_tokens], np.uint64))
-        with nullcontext() if self._beside is None else self._beside.begin_look(number) as look:
+        with nullcontext() if self._same_files is None else self._same_files.begin_look(number) as look:
             return DocumentOffsets(path, num_tokens, known, self._verify, self._access, stored, look)
 
     def _flat(self, number: int) -> FlatFormat | None:

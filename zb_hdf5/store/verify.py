@@ -138,7 +138,7 @@ def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport
     report.checks.append("pieces")
 
 
-def check_beside(corpus: Corpus, report: ShardReport) -> None:
+def check_sidecars(corpus: Corpus, report: ShardReport) -> None:
     """Check the sidecars of a lone file. Raises as `check_pieces` does."""
     if pieces_path(corpus.path).exists():
         check_pieces(corpus, None, report)
@@ -597,7 +597,7 @@ class _InPlace:
             report.backend = code.name
             self._compare_made(code, self.files[number], look, report, counted)
         else:
-            _compare_stored(code, look, column, report, counted, check_beside)
+            _compare_stored(code, look, column, report, counted, check_sidecars)
 
     def _compare_made(
         self, flat: FlatFormat, file: CorpusFile, look: Look, report: ShardReport, counted: _Counted

@@ -99,7 +99,7 @@ class BinWriter(FlatWriter):
     suffix: ClassVar = ".bin"
 
     @classmethod
-    def beside(cls, path: Path) -> list[Path]:
+    def sidecars(cls, path: Path) -> list[Path]:
         return [path.with_suffix(MEGATRON_INDEX_SUFFIX)]
 
 

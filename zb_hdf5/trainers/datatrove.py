@@ -88,7 +88,7 @@ class Datatrove(FlatFormat):
     def file_of_field(self, path: Path, name: str) -> Path:
         return path.with_name(f"{path.name}{LOSS_SUFFIX}")
 
-    def beside(self, path: Path) -> list[Path]:
+    def sidecars(self, path: Path) -> list[Path]:
         return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
@@ -142,11 +142,11 @@ class DatatroveWriter(FlatWriter):
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
-        index, metadata, loss = cls.beside(path)
+        index, metadata, loss = cls.sidecars(path)
         return [path, index, metadata, loss] if meta.fields else [path, index, metadata]
 
     @classmethod
-    def beside(cls, path: Path) -> list[Path]:
+    def sidecars(cls, path: Path) -> list[Path]:
         return [path.with_name(path.name + ending) for ending in (INDEX_SUFFIX, METADATA_SUFFIX, LOSS_SUFFIX)]
 
     def _take_documents(

@@ -207,7 +207,7 @@ class Megatron(FlatFormat):
             documents=index.look.kept_open(),
         )
 
-    def beside(self, path: Path) -> list[Path]:
+    def sidecars(self, path: Path) -> list[Path]:
         return [Path(_index_of(path))]
 
     def open(self, file: FoundFile) -> FlatCorpus:
@@ -310,10 +310,10 @@ class MegatronWriter(FlatWriter):
 
     @classmethod
     def files(cls, path: Path, meta: StoreMeta) -> list[Path]:
-        return [path, *cls.beside(path)]
+        return [path, *cls.sidecars(path)]
 
     @classmethod
-    def beside(cls, path: Path) -> list[Path]:
+    def sidecars(cls, path: Path) -> list[Path]:
         return [path.with_suffix(MEGATRON_INDEX_SUFFIX)]
 
     def _begin(self) -> None:

@@ -67,7 +67,7 @@ class OlmoFiles(FlatFormat):
         except FileNotFoundError:
             return found
 
-    def beside(self, path: Path) -> list[Path]:
+    def sidecars(self, path: Path) -> list[Path]:
         documents = _documents_of(path)
         return [*([documents] if documents.exists() else []), *self.field_files([path])]
 
@@ -174,7 +174,7 @@ class OlmoWriter(FlatWriter):
         return [path] if meta.boundary_token_id == NO_BOUNDARY else [path, _documents_of(path)]
 
     @classmethod
-    def beside(cls, path: Path) -> list[Path]:
+    def sidecars(cls, path: Path) -> list[Path]:
         return [_documents_of(path), *_masks_of(path)]
 
     def _begin(self) -> None:

@@ -195,8 +195,8 @@ def _has_records(h5: h5py.File, lists: Sequence[str]) -> bool:
     """Return whether records of ids lie beside lists: then the lists are facts of the records."""
     if {_base(name) for name in lists} & {*IDS_COLUMNS}:
         return False
-    beside = (h5[_group_of(name) or "/"].get(ids) for name in lists for ids in TOKEN_NAMES)
-    return any(isinstance(each, h5py.Dataset) and each.ndim > 1 for each in beside)
+    tokens = (h5[_group_of(name) or "/"].get(ids) for name in lists for ids in TOKEN_NAMES)
+    return any(isinstance(each, h5py.Dataset) and each.ndim > 1 for each in tokens)
 
 
 def _numbered_groups(h5: h5py.File, found: Mapping[str, h5py.Dataset]) -> list[Layout]:
@@ -391,7 +391,7 @@ class OffsetFile(_DocumentFile):
         with ExitStack() as stack:
             offsets = stack.enter_context(closing(open_stored(self._offsets, "auto")))
             columns = {"": self._values, **self._fields}
-            opened = {name: stack.enter_context(closing(_beside(offsets, each))) for name, each in columns.items()}
+            opened = {name: stack.enter_context(closing(_column_at(offsets, each))) for name, each in columns.items()}
             read = 0
             for begin in range(first, stop, _BLOCK_DOCUMENTS):
                 edges = self._edges(offsets, begin, min(begin + _BLOCK_DOCUMENTS, stop))
@@ -437,7 +437,7 @@ class OffsetFile(_DocumentFile):
         return edges[first - begin :]
 
 
-def _beside(tokens: Tokens, column: Column) -> Tokens:
+def _column_at(tokens: Tokens, column: Column) -> Tokens:
     """Open another column of the file of some tokens, by a copy of the descriptor of these if they have one."""
     with tokens.file.begin_look() if isinstance(tokens.file, LocalFile) else nullcontext() as look:
         return open_stored(column, "auto", look)

@@ -94,8 +94,8 @@ def convert(
         One path or several, of files, folders or stores, or the URL of a store. Or a corpus of `open_corpus`, which
         stays open: its path is read as it was opened, with the same backend, `access`, `read_as` and split; of a folder
         without `shards.json` it has the files for training, unless another split was asked for. An option that it has
-        fixed (`source_format`, `split` and those of `ReadAs`) is refused, and so are fields of `with_fields`; a cache
-        is not read. Or an open `BatchSource` or `DocumentSource`.
+        fixed (`source_format`, `split`, the arguments of `ReadAs`) is refused, and so are fields of `with_fields`; a
+        cache is not read. Or an open `BatchSource` or `DocumentSource`.
     target
         "hdf5", "batch" or "npy" for batches, "stream" for an HDF5 stream of documents, or "megatron", "datatrove",
         "bin", "llmc" or "olmo" for documents in the files of another trainer; "auto": the format whose suffix the

@@ -151,7 +151,7 @@ class BatchSource(ABC):
     is_cut
         Whether they are the shards that were asked for.
     keeps_records
-        Whether the records are those of its path, all of them and in their order.
+        Whether the records are all records of its path, in their order.
     has_pieces
         Whether the parts of documents in the records are known.
     document_files, document_parts

@@ -22,7 +22,7 @@ from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
 
-#: The text of a source, of which a note is a part, is kept whole by a file up to four times of this.
+#: A file keeps the text of a source whole up to four times of this; a note is a part of it.
 MAX_NOTE_CHARS: Final = 1000
 #: The target of documents that are kept, one after the other.
 STREAM: Final = "stream"
@@ -336,7 +336,7 @@ class OutputOptions:
     shards: int | None = option(
         "positive",
         "Number of shards.",
-        by(Role.ANY, words="those of the source; else 1 GiB or a source file each, and 500 at most"),
+        by(Role.ANY, words="as many as the source; else 1 GiB or a source file each, and 500 at most"),
         instead_of="shard_size",
     )
     shard_size: int = option(
@@ -556,7 +556,7 @@ class Conversion:
             )
 
     def _require_of_target(self) -> None:
-        """Raise `ArgumentError` for options of which files of another trainer have no use, where these are written."""
+        """Raise `ArgumentError` for options that files of another trainer have no use for, where these are written."""
         unused = [name for name, each in OPTIONS.items() if not each.of_trainers and name in self.given]
         if self.layout == "batches":
             unused.append("layout")

@@ -12,7 +12,7 @@ from zb_hdf5.formats.document_source import DocumentGroup, DocumentSource
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import NO_CODEC
 
-#: Groups of which the first bytes are looked at.
+#: Groups whose first bytes are looked at.
 SAMPLE_GROUPS: Final = 4
 #: Bytes of each of them, about.
 SAMPLE_GROUP_BYTES: Final = 8 << 20

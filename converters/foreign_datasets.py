@@ -20,7 +20,7 @@ def with_fields(column: Column, names: Collection[str]) -> Column:
 
 
 def require_all_fields(columns: Sequence[Column]) -> None:
-    """Refuse values named as targets that are none, and warn of others that cannot be fields."""
+    """Refuse values that have the name of targets and are no targets; warn of datasets that cannot be fields."""
     for column in columns:
         require_no_unfit(column.path, column.meta)
     if left_out := sorted({name for column in columns for name in column.left_out}):

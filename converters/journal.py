@@ -52,7 +52,7 @@ def meta_to_json(meta: StoreMeta) -> dict[str, Any]:
 
 
 def meta_from_json(value: dict[str, Any]) -> StoreMeta:
-    """Return the shape of which a plan has the `meta_to_json`."""
+    """Return the shape that a plan has as `meta_to_json`."""
     fields = tuple(Field.from_json(*item) for item in value["fields"].items())
     return StoreMeta(**{**value, "dtype": stored_dtype(value["dtype"]), "fields": fields})
 
@@ -68,7 +68,7 @@ class Finished:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return the facts of which a journal has the `asdict`."""
+        """Return the facts that a journal has as an `asdict`."""
         return cls(
             entry=ShardEntry.from_json(value["entry"]),
             max_token=int(value["max_token"]),

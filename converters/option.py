@@ -22,7 +22,7 @@ class Role(StrEnum):
     ANY = auto()
     #: Any source that becomes batches.
     BATCHES = auto()
-    #: Ids of which records are cut, and shuffled.
+    #: Ids that are cut into records, and shuffled.
     ARRAYS = auto()
     #: HDF5 files of other programs.
     FOREIGN = auto()
@@ -36,7 +36,7 @@ class Role(StrEnum):
     DOCUMENTS = auto()
     #: Documents that become rows of one length.
     ROWS = auto()
-    #: Documents of which some may be held out.
+    #: Documents, some of which may be held out.
     HELD_OUT = auto()
     #: One token stream, whose documents become rows where it lies; all other documents become a stream first.
     STREAM = auto()
@@ -187,7 +187,7 @@ class Option:
     where
         Whether it applies to a pair of a source that takes it and a target.
     instead_of
-        Another option, of which only one may be given.
+        Another option: only one of the two may be given.
     of_trainers
         Whether it applies where files of another trainer are written.
     of_live

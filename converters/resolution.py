@@ -72,7 +72,7 @@ OTHER_SUFFIXES: Final = frozenset(
 )
 #: The format whose files of documents are named for a target.
 MEGATRON: Final = "megatron"
-#: The options of which a corpus was opened with an argument.
+#: The options that a corpus was opened with, as arguments.
 FIXED_BY_CORPUS: Final = frozenset((*READ_AS, "split"))
 #: The roles of a source that is open already: which of their options matter depends on it.
 _OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.CUT, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)

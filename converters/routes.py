@@ -184,7 +184,7 @@ def assign_documents(
 
 
 def _last_held_out(source: DocumentSource, num_shards: int | None, most: int | None) -> list[ShardDocuments]:
-    """Deal documents to files, of which the last one is held out: the last file of the source, or the last shard."""
+    """Deal documents to files, and hold out the last one: the last file of the source, or the last shard."""
     if num_shards is None:
         last = source.groups[-1].file_number
         first = next(number for number, group in enumerate(source.groups) if group.file_number == last)

@@ -37,7 +37,7 @@ from zb_hdf5.spec import SHARD_PREFIX, TokenArray
 PROBES: Final = 64
 #: Memory of each process that gathers directly, measured: one 39 MiB; two, and what starts them, 119 MiB.
 DIRECT_BYTES: Final = 60 << 20
-#: Sources of which a smaller share is in the page cache count as cold.
+#: Sources with a smaller share in the page cache count as cold.
 WARM_SHARE: Final = 0.9
 #: Disks that answer a random read faster are better read at random than written and read once more.
 FAST_READ_S: Final = 1e-3
@@ -60,7 +60,7 @@ class ScatterPlan:
     record_tokens: int
     dtype: np.dtype[Any]
     run_records: int  # source records in a run; the last one has fewer
-    buckets: tuple[tuple[int, int], ...]  # ascending (start, stop) of stored positions; records of others are left out
+    buckets: tuple[tuple[int, int], ...]  # ascending (start, stop) of stored positions; all other records are left out
     fields: tuple[Field, ...] = ()  # whose values follow the tokens of each record
 
     @classmethod

@@ -68,7 +68,7 @@ class SourcePaths:
         found = found_at(path, **{**corpus.opened.how, "verify": "auto"})
         with corpus_of(found) as now:
             if not corpus.same_as(now):
-                raise FormatError(f"{path}: was replaced, or has grown: its tokens are others than those of the corpus")
+                raise FormatError(f"{path}: was replaced, or has grown: its tokens are not the tokens of the corpus")
         if found.read_as.digests is not None:
             require_digests(found.path, found.split, found.read_as)
         read_as = replace(found.read_as, digests=None)
@@ -122,7 +122,7 @@ class SourcePaths:
         return facts
 
     def _facts_at(self, paths: Sequence[Path]) -> tuple[FlatFacts, ...]:
-        """Return the facts of the files at the only path, if these were found: of a corpus those of its split."""
+        """Return the facts of the files at the only path, if these were found: of a corpus the files of its split."""
         looks = self._looks.get(paths[0], ()) if len(paths) == 1 else ()
         return next((found.facts for _, found in looks), ())
 

@@ -155,7 +155,7 @@ FOREIGN_HDF5: Final = Source(
     several=True,
     urls=True,
 )
-#: Files of ids of which none tells documents apart.
+#: Files of ids that do not tell documents apart.
 WITHOUT_DOCUMENTS: Final = Source(
     TakenAs.RECORDS,
     "token files without documents",
@@ -294,7 +294,7 @@ def _suffixes_of(target: str) -> tuple[str, ...]:
 
 
 def may_lack_documents(name: str, conversion: Conversion) -> bool:
-    """Return whether batches are made of files without a header: of which none has documents, records are cut."""
+    """Return whether batches are made of files without a header: these have no documents, and records are cut."""
     row = row_named(name)
     if row is None or not row.lacks_header or not row.holds_documents or conversion.source_dtype is None:
         return False

@@ -60,7 +60,7 @@ class StreamFile(NamedTuple):
     number
         The number of the file in it.
     split
-        The split of which the stream is; None: that of all files.
+        The split of the stream; None: it has all files.
     path
         The file.
     cuts
@@ -354,7 +354,7 @@ def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list
     start, stop = stream.tokens.starts[number : number + 2]
     num_tokens = stop - start
     targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
-    if in_pieces:  # short ones, of which each file of a result has some
+    if in_pieces:  # short ones: each file of a result has some
         return sorted({0, *range(0, num_tokens, min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)), num_tokens})
     table = stream.require_documents().file(number)
     if table.edge(table.count) != num_tokens:

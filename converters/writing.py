@@ -94,7 +94,7 @@ def write(plan: Plan, settings: Settings, workers: Workers) -> Report:
 
 
 def _check_batches(plan: Plan, source: BatchSource) -> None:
-    """Have damage found by whole shards where they stay whole, else batch by batch."""
+    """Compare whole shards where they stay whole, else each batch."""
     parts = [cast(BatchRange, task.part) for task in plan.tasks]
     if any(source.file_of(part.start, part.stop)[1] is None for part in parts):
         source.check_reads()

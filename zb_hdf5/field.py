@@ -34,7 +34,7 @@ RESERVED_NAMES: Final = frozenset(
 )
 #: The tokens in a structured array, or dtype, that has their fields as well.
 TOKEN: Final = "token"
-#: A field of this name has targets, of which this value is none, as trainers have it.
+#: A field of this name has targets; this value is no target, as trainers have it.
 LABELS: Final = "labels"
 IGNORED_LABEL: Final = -100
 #: A field of this name is 0 for tokens that are not targets.
@@ -202,7 +202,7 @@ class Field:
         return stored
 
 
-#: The bits of a float16 without its sign, and those of infinity: only NaN has larger ones.
+#: The bits of a float16 without its sign, and the bits of infinity: only NaN has larger ones.
 _F2_MAGNITUDE: Final = np.uint16(0x7FFF)
 _F2_INFINITY: Final = np.uint16(0x7C00)
 #: The facts that a field seldom has, and their values where it has none.

@@ -323,12 +323,12 @@ TABLES_KIND_ATTRIBUTES: Final = {
 
 # --- field sets, version 1 -----------------------------------------------------------------------------------------
 
-#: The folder of the field sets of a store; those of a lone file or a folder of other programs have this suffix.
+#: The folder of the field sets of a store; the folder for a lone file or a folder of other programs has this suffix.
 SETS_FOLDER: Final = "fields"
 SETS_SUFFIX: Final = ".fields"
 SET_FORMAT: Final = "zb-field-set"
 SET_VERSION: Final = 1
-SET_FACTS: Final = "set.json"  # what its values are, and of which tokens
+SET_FACTS: Final = "set.json"  # its values, and the tokens that they belong to
 SET_GROWN: Final = "grown-"  # grown-00001.json: files of tokens that came later
 SET_INDEX: Final = "index.json"  # of a finished set: its parts, their digests, and the places of their values
 VALUES_FORMAT: Final = "zb-values"

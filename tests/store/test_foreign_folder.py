@@ -349,7 +349,7 @@ def test_digests_are_those_of_one_dataset(tmp_path):
     assert Digests.load(tmp_path / "x.json").read_as.dataset == "a"
     [report] = verify_store(path, read_as=ReadAs(digests=tmp_path / "x.json"))  # the digests have the name
     assert report.outcome is Outcome.VERIFIED
-    words = "expected digests of dataset 'b', found those of dataset 'a'"
+    words = "expected digests of dataset 'b', found digests of dataset 'a'"
     is_refused(
         errors.FormatError,
         lambda: open_reader(path, read_as=ReadAs(dataset="b", digests=tmp_path / "x.json")),
@@ -364,7 +364,7 @@ def test_digests_are_those_of_one_dataset(tmp_path):
     is_refused(
         errors.FormatError,
         lambda: open_reader(path, read_as=ReadAs(dataset="c", channel=0, digests=tmp_path / "c.json")),
-        match="expected digests of channel 0 of dataset 'c', found those of channel 1",
+        match="expected digests of channel 0 of dataset 'c', found digests of channel 1",
     )
     run_zb("index", "digests", path, "--dataset", "c", "--axes", AXES, "-o", tmp_path / "axes.json", code=0)
     with open_reader(path, read_as=ReadAs(dataset="c", axes=AXES, digests=tmp_path / "axes.json")) as reader:

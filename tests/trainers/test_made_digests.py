@@ -296,9 +296,9 @@ def renamed(data):
 @pytest.mark.parametrize(("change", "kind", "words", "outcomes"), [
     (cut, errors.IncompleteError, "it was cut short", {Outcome.BAD}),
     (lengthened, errors.FormatError, "expected bytes 1058576, as x.json has it, found 1058578", {Outcome.BAD}),
-    (added, errors.FormatError, "expected the digests of 1.ds, found those of 0.ds",
+    (added, errors.FormatError, "expected the digests of 1.ds, found digests of 0.ds",
      {Outcome.VERIFIED, Outcome.UNVERIFIED}),
-    (renamed, errors.FormatError, "expected the digests of 1.ds, found those of 0.ds",
+    (renamed, errors.FormatError, "expected the digests of 1.ds, found digests of 0.ds",
      {Outcome.UNVERIFIED, Outcome.BAD}),
 ])  # fmt: skip
 def test_other_files_are_one_clear_error(change, kind, words, outcomes, tmp_path):
@@ -385,7 +385,7 @@ def test_a_file_of_digests_that_lies_is_refused(change, words, tmp_path):
 
 def test_digests_of_another_format_and_of_data_with_digests_are_refused(long, tmp_path, write_file):
     path, digests = long
-    words = "expected digests of 'npy' files, found those of 'megatron'"
+    words = "expected digests of 'npy' files, found 'megatron'"
     is_refused(errors.FormatError, lambda: open_corpus(path, read_as=ReadAs(digests=FROZEN)), match=words)
     store = tmp_path / "own.h5"
     write_file(store, np.zeros((2, 2, 8), "<u2"))

@@ -145,7 +145,7 @@ def read_digests(path: Path) -> dict[str, str]:
 
 
 def _reports(template: str, numbers: range, folder: Path, sha256: Mapping[str, str] | None) -> dict[str, FetchReport]:
-    """Return URL -> the report of its file, of which nothing is fetched yet."""
+    """Return URL -> the report of its file, before anything is fetched."""
     try:
         urls = [template.format(number, index=number) for number in numbers]
     except (LookupError, ValueError, AttributeError, TypeError) as error:

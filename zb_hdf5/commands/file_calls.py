@@ -26,7 +26,7 @@ class FileCalls:
     looks
         Facts that were asked for by a path.
     num_bytes, index_bytes
-        Bytes that were read, and those of them of an index.
+        Bytes that were read, and how many of them are bytes of an index.
     opens_by_hdf5
         The opens that HDF5 made: its reads are not among `num_bytes`.
     """

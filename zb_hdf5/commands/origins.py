@@ -213,7 +213,7 @@ def _opened(
 ) -> Batches:
     """Open a store as the loader of a state has opened it: a stream as windows, foreign records as batches.
 
-    Unless a split is chosen, it is the one of which the state is. Raises `StateError` if the state is of another store:
+    Unless a split is chosen, it is the split of the state. Raises `StateError` if the state is of another store:
     nothing else that it names is of use then; or of another split than the chosen one.
     """
     found = found_at(store, read_as=read_as, split=None)

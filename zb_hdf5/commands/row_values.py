@@ -42,7 +42,7 @@ class RowValues(NamedTuple):
 
 
 class ShownSet(NamedTuple):
-    """A field set of which values are shown.
+    """A field set whose values are shown.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ def with_values(row: Row, values: RowValues) -> Row:
 
 
 def values_json(values: RowValues) -> dict[str, Any]:
-    """Return the values of records and documents, for programs; those of tokens are among the fields of parts."""
+    """Return the values of records and documents, for programs; the values of tokens are among the fields of parts."""
     return {
         "field_sets": {
             name: [{"number": number, "value": value} for number, value in found.items()]
@@ -130,7 +130,7 @@ def values_json(values: RowValues) -> dict[str, Any]:
 
 
 def drawn_values(row: Row, values: RowValues, tokenizer: Tokenizer | None, *, all_tokens: bool) -> Iterator[str]:
-    """Yield the values of a row beside its ids, one token a line, and those of its records and documents.
+    """Yield the values of a row beside its ids, one token a line, and the values of its records and documents.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def stage_batches(
     fields
         Names of the fields that are copied with the tokens.
     sets
-        Names of the field sets of which all fields are copied.
+        Names of the field sets whose fields are all copied.
 
     Returns
     -------

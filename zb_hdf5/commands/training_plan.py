@@ -197,7 +197,7 @@ def _counted(value: int, noun: str, rest: str) -> Figure:
 
 
 def _figures_of_opening(opening: FileCalls, job: Job) -> dict[str, Figure]:
-    """Return the calls of a rank before its first step, and those of the ranks of a node."""
+    """Return the calls of a rank before its first step, and the calls of all ranks of a node."""
     ranks = job.ranks_of_a_node
     of_node = f"of {counted(ranks, 'rank')}"
 

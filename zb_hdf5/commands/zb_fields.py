@@ -270,8 +270,8 @@ def zb_fields_make(
 ) -> Output:
     """Make the field set NAME of PATH: fields that jobs fill, or a code for each document.
 
-    Jobs open a set with fields by open_field_set(PATH, NAME). A loader gives codes, which are those of the values of a
-    key of the metadata, by documents=["meta:NAME"].
+    Jobs open a set with fields by open_field_set(PATH, NAME). A loader gives codes, of the values of a key of the
+    metadata, by documents=["meta:NAME"].
 
     \b
     Example: zb fields make text-h5 lang --meta lang

@@ -63,7 +63,7 @@ class FieldSet:
         self._closes = closes
         self._ranges: dict[int, ClaimedRange] = {}  # by number: those that this process has
         self._again = (0, 0)  # records that are written once more
-        self._to_rewrite: set[int] = set()  # ranges of this job of which these are still marked
+        self._to_rewrite: set[int] = set()  # ranges of this job whose records are still marked
         self._progress: Progress | None = None
         self._is_open = True
 
@@ -129,7 +129,7 @@ class FieldSet:
         Returns
         -------
         Iterator
-            int64 arrays, shape (n,): of a stream the numbers of windows, of a set of documents those of these.
+            int64 arrays, shape (n,): the numbers of records, of the windows of a stream, or of documents.
         """
         order = self._begun(batch_size, job, num_jobs, overwrite)
         return self._read_by(lambda wanted: (some.numbers for some in wanted), order, batch_size, quiet)
@@ -137,7 +137,7 @@ class FieldSet:
     def _begun(
         self, batch_size: int, job: int | None, num_jobs: int | None, overwrite: tuple[int, int] | None
     ) -> list[int]:
-        """Note the records that are written once more; return the numbers of all ranges, those of this job first."""
+        """Note the records that are written once more; return the numbers of all ranges, first of this job."""
         self._require_open()
         if batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, found {batch_size}")

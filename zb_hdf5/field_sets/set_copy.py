@@ -61,7 +61,7 @@ def copy_parts(
 
 
 def _publish_same(path: Path, text: str) -> None:
-    """Have a text in a file, which other jobs may write at the same time."""
+    """Write a text to a file, which other jobs may write at the same time."""
     if not publish_new(path, text) and path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode())
 
@@ -91,7 +91,7 @@ def bind_copy(folder: Path, tokens: Corpus) -> None:
     Raises
     ------
     ChecksumError
-        If these are other tokens, or the parts are others than those of the index.
+        If these are other tokens, or the index names other parts.
     IncompleteError
         If a part is missing.
     """

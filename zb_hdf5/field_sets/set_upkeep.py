@@ -133,7 +133,7 @@ def upload_set(
     url
         The URL of the folder in the bucket: of a store, `<url of the store>/fields/<name>/<split>`.
     progress
-        Called with the bytes of each file that is there now, and those of all.
+        Called with the bytes of each file that is there now, and the bytes of all files.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def upload_set(
 
 
 def _begin_upload(place: RemotePath, facts: SetFacts, index: SetIndex) -> dict[str, int]:
-    """Return the size of each object of this set that is there, after those of an earlier set are deleted.
+    """Return the size of each object of this set that is there, after the objects of an earlier set are deleted.
 
     The index that is uploaded lies there meanwhile by another name: what an upload that ended early left is of this
     set if it is the same.

@@ -1,4 +1,4 @@
-"""The kinds of file systems: those of networks, and those in memory."""
+"""The kinds of file systems: on a network, and in memory."""
 
 from __future__ import annotations
 

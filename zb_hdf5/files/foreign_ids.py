@@ -1,4 +1,4 @@
-"""Ids as another program has stored them: integers of any dtype, of which each must be an id of ours."""
+"""Ids as another program has stored them: integers of any dtype, each of which must be an id of ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _local = threading.local()
 class ForeignIds(Wrapper):
     """Ids of any integer dtype, read as our ids: each that is read is compared with the range. See `Tokens`.
 
-    Ids of the same size are read into place. All are compared as unsigned integers, of which a negative id is a large
+    Ids of the same size are read into place. All are compared as unsigned integers: a negative id is a large
     one: the maximum of what was read is enough, and nothing is copied for it.
 
     Parameters

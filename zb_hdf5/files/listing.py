@@ -152,7 +152,7 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     Parameters
     ----------
     path
-        A file, a folder, or a URL, of which no folder is listed.
+        A file, a folder, or a URL, whose folder is never listed.
     suffixes
         The endings of the files in a folder, in lower case.
 

@@ -196,7 +196,7 @@ class PartialFile:
         lock(self.fd, fcntl.LOCK_SH, self.partial_path)  # other writers stay out, SWMR readers may lock it too
 
     def start_write_back(self) -> None:
-        """Have the kernel begin to write the pages of the file to disk: `publish` then waits for less."""
+        """Ask the kernel to begin writing the pages of the file to disk: `publish` then waits for less."""
         sync_file_range = getattr(libc(), "sync_file_range", None)
         if sync_file_range is not None:  # Linux; a failure is met again by fsync
             sync_file_range(self.fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))

@@ -172,7 +172,7 @@ class Extents:
             yield from self.ranges_of_tokens(int(starts[first]), out[first:stop].reshape(-1))
 
     def _offsets_of_rows(self, starts: npt.NDArray[np.int64], out: TokenArray) -> npt.NDArray[np.int64] | None:
-        """Return the byte offset of each row, of which few follow each other; None where a row is not in one piece.
+        """Return the byte offset of each row, where few rows follow each other; None where a row is not in one piece.
 
         With one range for each row no time is spent on it in Python: shuffled records are a read each.
         """

@@ -59,7 +59,7 @@ class ReplacedFiles:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Have the old files aside inside the block, which moves the new ones in; put them back if it fails."""
+        """Keep the old files aside inside the block, which moves the new ones in; put them back if it fails."""
         with on_failure(self.put_back):
             self.move_aside()
             yield

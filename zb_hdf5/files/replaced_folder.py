@@ -90,7 +90,7 @@ def remove_aside(aside: Path) -> None:
 
 
 def _settle(made: Path, path: Path, aside: Path) -> None:
-    """Have the old folder aside if the new one is whole under its name; else put it back, and end the hidden folder."""
+    """Keep the old folder aside if the new one is whole under its name; else put it back, and end the hidden folder."""
     old = aside / path.name
     is_exchanged = made.is_dir() and aside.name.endswith(f"-{made.stat().st_ino}")
     if is_exchanged:

@@ -156,7 +156,7 @@ class Residency:
         return result
 
     def watch_some(self, read: Callable[..., _Result], *arguments: object) -> _Result:
-        """Make one of many mapped reads, of which a few are watched."""
+        """Make one of many mapped reads; a few of them are watched."""
         self._reads_until_watch -= 1
         if self._reads_until_watch > 0:
             return read(*arguments)

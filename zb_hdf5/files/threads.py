@@ -159,7 +159,7 @@ class _RequestThread(threading.Thread):
         self._errand: _RequestJob[Any] | None = errand
 
     def send(self, errand: _RequestJob[Any] | None) -> None:
-        """Have it run an errand; None: have it end."""
+        """Give it an errand to run; None: it ends."""
         self._errand = errand
         self._go.release()
 
@@ -357,7 +357,7 @@ class ReadPool:
         self.close = weakref.finalize(self, _end, os.getpid(), self._work, self._jobs, self._threads)
 
     def submit(self, function: Callable[..., _Result], *arguments: Any) -> SignalSafeFuture[_Result]:
-        """Have a thread call a function, in the order of these calls. After a close it fails by `CancelledError`."""
+        """Call a function in a thread, in the order of these calls. After a close it fails by `CancelledError`."""
         answer: SignalSafeFuture[_Result] = SignalSafeFuture()
         self._jobs.put((answer, function, arguments))
         if len(self._threads) < self._most:

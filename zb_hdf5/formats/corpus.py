@@ -127,7 +127,7 @@ class Corpus:
         The token that a value of a field set is about: "next" is the token after its own, "token" is its own; "" of
         other corpora.
     words
-        The words of the codes of a field set; empty of others.
+        The words of the codes of a field set; empty where it has no codes.
     windows_of_set
         The windows of a stream that the values of a field set were made of; None: it has none.
     """
@@ -202,7 +202,7 @@ class Corpus:
 
     @property
     def file_edges(self) -> list[int]:
-        """The positions where the tokens of each file begin, and where those of the last one end."""
+        """The positions where the tokens of each file begin, and where the last file ends."""
         return [0, self.num_tokens]
 
     @property
@@ -263,11 +263,11 @@ class Corpus:
         return self.known_as.of_tokens
 
     def _content(self) -> str:
-        """Return the fingerprint of tokens of which a digest is stored; "" of others."""
+        """Return the fingerprint of tokens with a stored digest; "": no digest is stored."""
         return "" if self.sha256 is None else content_text(self.sha256, self.dtype)
 
     def _sample(self) -> str:
-        """Return the fingerprint of tokens of which no digest is stored."""
+        """Return the fingerprint of tokens without a stored digest."""
         return sampled_tokens(self.tokens, self.file_edges, SAMPLED_AS.get(self.dtype, self.dtype))
 
     def same_as(self, other: Corpus) -> bool:

@@ -46,7 +46,7 @@ class TokenizedDocuments(NamedTuple):
     refused
         Documents that the tokenizer refuses.
     lossy, lost
-        The documents of which the tokenizer has lost characters, and these characters.
+        The documents in which the tokenizer has lost characters, and these characters.
     """
 
     tokens: TokenArray
@@ -141,7 +141,7 @@ class DocumentSource(Protocol):
     boundary_token_id
         The token at the end of each document; None: there is none.
     has_ids
-        Whether the documents have ids, of which no two are the same.
+        Whether the documents have ids: no two are the same.
     description
         The `source` entry of `shards.json`.
     identity

@@ -241,7 +241,7 @@ class FlatFormat(Format, ABC):
         return FlatCorpus(path, meta, open_ids(found, file.access, file.identity, file.look), file.digest)
 
     def _open_field(self, found: FlatFacts, meta: StoreMeta, file: FoundFile) -> FlatCorpus:
-        """Open the values of a field, of which no digests are made."""
+        """Open the values of a field. No digests are made of them."""
         field = meta.field
         if field is None or field not in found.fields:
             raise FormatError(f"{found.path}: was replaced: expected {meta.column} with it, found none; open it again")

@@ -232,7 +232,7 @@ class Format:
         raise NotImplementedError
 
     def total_records(self, look: Look) -> int:
-        """Return the records of a file of batches, of which the last batch may be filled up. Raises as `open`."""
+        """Return the records of a file of batches; the last batch may be filled up. Raises as `open`."""
         with self.open(FoundFile(path=look.path, verify="none", look=look)) as corpus:
             return corpus.meta.total_records
 

@@ -409,7 +409,7 @@ class HDF5Writer(TokenWriter):
         self._flush_to_disk()
 
     def _flush_to_disk(self) -> None:
-        """Have the disk hold what is written, if the writer is durable."""
+        """Write all that was given to the disk, if the writer is durable."""
         if self._durable:
             with disk_errors(self._file.partial_path):  # HDF5 has not failed, and can close the file
                 os.fdatasync(self._file.fd)

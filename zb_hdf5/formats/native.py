@@ -103,7 +103,7 @@ class BatchCorpus(Corpus):
 
 
 class LoneBatches(Format):
-    """Lone `.batch` files, and those of a store."""
+    """Lone `.batch` files, and the `.batch` files of a store."""
 
     def open(self, file: FoundFile) -> Corpus:
         return BatchCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity, look=file.look)

@@ -21,7 +21,7 @@ RUNS_SHOWN: Final = 3
 
 
 def written_rows(stored: h5py.Dataset, num_rows: int, channel: int | None = None) -> RowRuns | None:
-    """Return the rows of which every value was written, as far as the file has a place for it; None: all are.
+    """Return the rows whose values were all written, as far as the file has a place for it; None: all are.
 
     A dataset whose bytes have one place is written as a whole: within it nobody can tell.
 
@@ -83,7 +83,7 @@ def is_prefix(runs: RowRuns) -> bool:
 
 
 def never_written(path: Path, stored: h5py.Dataset, runs: RowRuns, num_rows: int, remedy: Remedy) -> FormatError:
-    """Return the error of a dataset of which only the rows in runs were written."""
+    """Return the error of a dataset where only the rows in runs were written."""
     noun = "tokens" if stored.ndim == 1 else "rows"
     name = stored.name.removeprefix("/")
     fill = stored.fillvalue if stored.dtype.kind in "biuf" else "of no ids"

@@ -536,7 +536,7 @@ class Loader(EpochLoader[BatchT]):
         }
 
     def identity_as(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that must agree with those of a state.
+        """Return the fields that must agree with a state.
 
         Files of other programs with ids of one byte were read as larger ones before: a state of the same fingerprint
         may have the dtype of these.

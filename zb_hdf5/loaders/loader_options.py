@@ -40,7 +40,7 @@ PairBatch: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
 class DocumentStep(TypedDict):
-    """A step with `documents` or `spans`, which has those of these values that were asked for."""
+    """A step with `documents` or `spans`: the values that were asked for."""
 
     tokens: torch.Tensor
     targets: torch.Tensor

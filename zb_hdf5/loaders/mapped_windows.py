@@ -89,7 +89,7 @@ class MappedWindows:
     def _from_one(
         self, views: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
     ) -> Iterator[torch.Tensor]:
-        """Yield batches from one mapping of all tokens, of which each id is compared once."""
+        """Yield batches from one mapping of all tokens; each id is compared once."""
         for number in numbers:
             if number not in self._compared:
                 if views[number].max() > limit:

@@ -142,7 +142,7 @@ class StepField:
     def _from_one(
         self, rows: TokenArray, requests: Iterable[StoredRequest], num_rows: int
     ) -> Iterator[torch.Tensor | npt.NDArray[Any]]:
-        """Yield the values of requests of so many records from those of all records.
+        """Yield the values of requests of so many records from the values of all records.
 
         The values of a step may be so many that they displace from the caches of the processor all that Python needs
         for its calls: there are few.

@@ -13,7 +13,7 @@ from zb_hdf5.files.large_array import large_array
 
 #: Fewer bytes are left to the C library, which soon keeps them for the next step; more than 32 MiB it never keeps.
 LEAST_BYTES: Final = 4 << 20
-#: Arrays without an owner that are kept, at most. A loop has the values of one step while those of the next are read.
+#: Arrays without an owner that are kept, at most. A loop has the values of one step while the next step is read.
 MOST_KEPT: Final = 4
 _BYTES: Final = np.dtype(np.uint8)
 
@@ -28,7 +28,7 @@ class StepMemory:
         self._kept: deque[npt.NDArray[np.uint8]] = deque(maxlen=MOST_KEPT)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array with any values in it, of which no part is in use by a view, tensor or array elsewhere."""
+        """Return an array with any values in it. No view, tensor or array elsewhere uses a part of it."""
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes < LEAST_BYTES:
             return np.empty(shape, dtype)

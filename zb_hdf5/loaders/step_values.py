@@ -186,7 +186,7 @@ class StepValues:
         self._stored_targets = StoredTargets(reader, labels) if targets and has_targets(reader) else None
         self._values = [(name, values[name]) for name in self._documents if name in values]
         asked = {name: self._opened(stored) for name, stored in wanted_fields(fields).items()}
-        #: The fields of tokens and of records, and those of documents, by their names in a step.
+        #: The fields of tokens and of records, and the fields of documents, by their names in a step.
         self._fields = {name: field for name, field in asked.items() if field.unit != OF_DOCUMENTS}
         self._of_documents = {name: field for name, field in asked.items() if field.unit == OF_DOCUMENTS}
         codes = [name for name in self._documents if name.startswith(f"{META}{META_MARK}")]
@@ -290,7 +290,7 @@ class StepValues:
     def _step(
         self, request: StoredRequest, tokens: torch.Tensor, pieces: Pieces | None, fields: Iterable[Any]
     ) -> dict[str, Any] | tuple[torch.Tensor, torch.Tensor]:
-        """Return the step of a request, of which the values of fields are read."""
+        """Return the step of a request, with the values of its fields, which are read."""
         inputs = tokens if self._num_inputs == self._seq_len else tokens[:, : self._num_inputs]
         step: dict[str, Any] = {"tokens": inputs}
         if self._targets:

@@ -148,7 +148,7 @@ class StoreRecords(Sequence[dict[str, Any]]):
         Tokens of a record of a token stream. Records of a store have the length that they are stored with.
     fields
         Names of fields, or the name of each in a record and that of the field: their values are added by these names,
-        as they are stored, shape (seq_len, ...); those of a field set with one for each record have shape (...).
+        as they are stored, shape (seq_len, ...); a field set with one value for each record gives shape (...).
     documents
         Names of arrays to add about the parts of documents in the record, or True for both: `position_ids`, from 0 in
         each part, and `document_ids`, which count the parts of the record from 0 and are -1 for padding; int64, shape

@@ -191,7 +191,7 @@ class StoredTargets:
     # --- targets -------------------------------------------------------------------------------------------------
 
     def put_into(self, found: npt.NDArray[np.int64], values: Callable[[str], npt.NDArray[Any]]) -> None:
-        """Put the stored targets in place of the next tokens, of which those that are none stay so.
+        """Put the stored targets in place of the next tokens; a place that has no target keeps none.
 
         Parameters
         ----------

@@ -188,13 +188,13 @@ class WholeBatches:
         return self._has_places and not batches.corpus.is_cached and batches.tokens.residency.outruns_memory
 
     def place(self, number: int) -> BatchPlace:
-        """Return the place of a batch, of which no mapping is asked for. Raises as the read does."""
+        """Return the place of a batch, without its mapping. Raises as the read does."""
         start = number * self._unit
         file = bisect_right(self._starts, start) - 1
         return BatchPlace(number, file, number - self._starts[file] // self._unit, self._plain(file, start))
 
     def _plain(self, file: int, start: int) -> FileTokens | None:
-        """Return the tokens of a file, of which batches at a constant stride are the units; else None."""
+        """Return the tokens of a file whose units are batches at a constant stride; else None."""
         tokens = self._batches.tokens  # each time: the tokens of a corpus that was closed have no places
         plain = tokens.open_file(file, start).resolve()
         return plain if plain is not None and plain.unit == self._unit and len(plain.extents.runs) == 1 else None

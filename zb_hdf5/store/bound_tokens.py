@@ -87,7 +87,7 @@ def require_bound(facts: SetFacts, files: Sequence[BoundFile], where: Path, path
         found = files[number] if number < len(files) else BoundFile("no file", 0, "")
         if not expected.is_same(found):
             raise ChecksumError(
-                f"{where}: its values belong to other tokens than those of {path}: expected {expected.name} of "
+                f"{where}: its values belong to other tokens than {path} has: expected {expected.name} of "
                 f"{expected.num_tokens:,} tokens ({expected.digest[:16]}), found {found.name} of "
                 f"{found.num_tokens:,} tokens ({found.digest[:16] or 'no digest'})"
             )

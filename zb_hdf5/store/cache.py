@@ -60,7 +60,7 @@ GRANT_BYTES: Final = 64 << 20
 
 
 class CachedColumn:
-    """The units of one column in a cache folder, of which any may be absent.
+    """The units of one column in a cache folder; any of them may be absent.
 
     Once it is open no error of the disk is raised: units that cannot be read are absent, and after a unit that cannot
     be read or written no further one is kept, with one warning.
@@ -516,7 +516,7 @@ class Cached(Wrapper):
                 self.tokens.read([(start, out)])
 
     def _see(self, units: Iterable[int]) -> None:
-        """Have units in the cache, and compared with their crc32, as far as they fit."""
+        """Take units into the cache, and compare them with their crc32, as far as they fit."""
         numbers = [number for number in units if not self.column.seen[number]]
         together = max(1, FETCH_BYTES // (self.unit * self.dtype.itemsize))
         for first in range(0, len(numbers), together):

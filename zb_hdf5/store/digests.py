@@ -120,7 +120,7 @@ class Digests:
             known = ", ".join(list(self.files)[:_MAX_NAMES])
             more = len(self.files) - _MAX_NAMES
             others = f"{known} and {more:,} more" if more > 0 else known
-            raise FormatError(f"{self.path}: expected the digests of {name}, found those of {others}; {_AGAIN}")
+            raise FormatError(f"{self.path}: expected the digests of {name}, found digests of {others}; {_AGAIN}")
         for fact, expected, here in (
             ("bytes", digest.num_bytes, found.path.stat().st_size),
             ("ids", digest.num_tokens, found.num_tokens),
@@ -147,7 +147,7 @@ class Digests:
     def require_format(self, backend: str) -> None:
         """Raise `FormatError` if these are digests of files of another format."""
         if backend != self.backend:
-            raise FormatError(f"{self.path}: expected digests of {backend!r} files, found those of {self.backend!r}")
+            raise FormatError(f"{self.path}: expected digests of {backend!r} files, found {self.backend!r}")
 
     def as_digested(self, code: Format) -> Format:
         """Return a format that reads files as they were digested: the digests have the dataset of HDF5 files.
@@ -171,7 +171,7 @@ class Digests:
         known = (self.read_as.dataset, self.read_as.channel)
         if known != expected:
             raise FormatError(
-                f"{self.path}: expected digests of {_named(*expected)}, found those of {_named(*known)}; {_AGAIN}"
+                f"{self.path}: expected digests of {_named(*expected)}, found digests of {_named(*known)}; {_AGAIN}"
             )
 
     def missing(self, folder: Path, found: Iterable[str]) -> dict[str, IncompleteError]:

@@ -22,7 +22,7 @@ from zb_hdf5.store.recognition import (
     source_name_of,
 )
 
-#: The formats of which an option tells whether a path is meant: documents in HDF5 files, and rows of ids.
+#: The formats that an option tells to look for: documents in HDF5 files, and rows of ids.
 _RAGGED: Final = "ragged"
 _HF: Final = "hf"
 #: The kind of JSON lines of text.
@@ -65,7 +65,7 @@ def found_source(
 
 
 def found_hdf5(look: Look, read_as: ReadAs) -> Found:
-    """Return what is found at a path of which HDF5 files are asked for. Returns and raises as `found_source`."""
+    """Return what is found at a path where HDF5 files are asked for. Returns and raises as `found_source`."""
     with look.keeping_handles():
         found = _or_foreign(look, _tried(look, read_as))
     if isinstance(found, ZbError):

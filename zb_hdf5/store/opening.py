@@ -78,8 +78,8 @@ def open_corpus(
     split
         Split whose shards alone are read: "train", "val" or "test", by any of the words of `SPLIT_OF_WORD`; None or
         "all": all. A folder of files in no store has those splits that the names in it tell, and "auto" reads the files
-        for training there, or those of its only split; of a store it reads all shards, and a loader over it those for
-        training. A lone file is "train" too.
+        for training there, or the files of its only split; of a store it reads all shards, and a loader over it the
+        shards for training. A lone file is "train" too.
     cache
         A folder on a fast local disk, in which batches are kept when they are first read; or `Cache(folder, "200GiB")`,
         which bounds it: else it takes nine tenths of the free space. Several processes and jobs may share it.

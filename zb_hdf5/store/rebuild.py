@@ -89,7 +89,7 @@ def index_files(
     max_tokens: list[int | None] = []
     table_digests: list[str] = []
     origin: dict[str, Any] = {}
-    sources: list[Any] = []  # of a stream: each file names those of its own documents
+    sources: list[Any] = []  # of a stream: each file names the sources of its own documents
     for file in files:
         path = file.path
         with open_chunks(path) as corpus:

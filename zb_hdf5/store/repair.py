@@ -66,7 +66,7 @@ def repair(
     output
         For one file only: by default the final name for a `.partial`, and `<stem>.repaired<suffix>` for any other file.
     overwrite
-        Replace an existing output; leave a shard of which nothing can be saved out of the store.
+        Replace an existing output; leave a shard that cannot be saved out of the store.
     dry_run
         Report the outcome, and write nothing.
     progress
@@ -241,7 +241,7 @@ def _repaired_index(
 
 
 def _lost(path: Path, entry: ShardEntry, is_stream: bool, error: FormatError, may_be_lost: bool) -> RepairReport:
-    """Return the report of a shard of which nothing can be saved; raise the error unless it may be lost."""
+    """Return the report of a shard that cannot be saved; raise the error unless it may be lost."""
     unit = "document" if is_stream else "batch"
     count = entry.document_count if is_stream else entry.num_batches
     if not may_be_lost:

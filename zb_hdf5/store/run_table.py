@@ -88,5 +88,5 @@ class RunTable:
 
 @lru_cache(64)
 def _equal_runs(rows: bytes) -> tuple[Run, ...]:
-    """Return the runs of these rows: one object for all shards of a conversion, of which thousands may be open."""
+    """Return the runs of these rows: one object for all shards of a conversion: thousands may be open."""
     return tuple(Run(*run) for run in np.frombuffer(rows, np.int64).reshape(-1, 3).tolist())

@@ -24,7 +24,7 @@ from zb_hdf5.store.sealed_text import parse_sealed, read_text, sealed_text
 VALUES_BYTES: Final = 8 << 30
 MOST_PARTS: Final = 1024
 LEAST_VALUES_BYTES: Final = 64 << 20
-#: Before a digest that covers a sample of the tokens of a file, of which no digest is stored.
+#: Before a digest that covers a sample of the tokens of a file without a stored digest.
 SAMPLED: Final = "sampled:"
 
 
@@ -239,7 +239,7 @@ class SetFacts:
         return found
 
 
-#: Key of `set.json` -> its type, besides those of fields, files and words.
+#: Key of `set.json` -> its type, besides the keys of fields, files and words.
 SET_KEYS: Final[dict[str, type[Any]]] = {
     "name": str,
     "split": str,
@@ -273,7 +273,7 @@ def files_to_json(files: Iterable[BoundFile]) -> dict[str, list[Any]]:
 
 
 def files_from_json(value: dict[str, Any], where: str) -> tuple[BoundFile, ...]:
-    """Return the files of which JSON has the arrays; `FormatError` if it has others."""
+    """Return the files whose arrays JSON has; `FormatError` if it has others."""
     arrays = plain_arrays(require_arrays(value, _FILE_KEYS, where))
     return tuple(map(BoundFile, *arrays.values()))
 

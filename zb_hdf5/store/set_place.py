@@ -92,7 +92,7 @@ def replaceable_names(folder: Path, names: str, dropped: Sequence[str] = (), *, 
     folder
         The folder.
     names
-        That of the names without field sets; "": those of a store alone.
+        The expression for the names without field sets; "": the names of a store alone.
     dropped
         The field sets that are removed with it.
     brings_sets

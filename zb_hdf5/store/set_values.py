@@ -109,7 +109,7 @@ class FilledValues(UnitTokens):
     fill
         The value of the others.
     unit, num_tokens
-        The values of a record, and those of all.
+        The number of values of a record, and of all records.
     """
 
     access = "pread"

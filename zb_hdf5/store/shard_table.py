@@ -131,7 +131,7 @@ class ShardEntry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return the entry of which a journal has the `asdict`: the index keeps its arrays otherwise."""
+        """Return the entry that a journal has as an `asdict`: the index keeps its arrays otherwise."""
         columns = {name: tuple(Run(*run) for run in runs) for name, runs in value["columns"].items()}
         fields = {name: FieldDigest(*facts) for name, facts in value["fields"].items()}
         pieces = TableInfo(*value["pieces"]) if value["pieces"] else None

@@ -171,7 +171,7 @@ class Sharded(Tokens):
         return self._known
 
     def open_file(self, number: int, start: int) -> Tokens:
-        """Return a file, of which the token at position `start` of all is about to be read."""
+        """Return a file. Its token at position `start` of all is about to be read."""
         known = self._known.get(number)
         if known is not None:
             return known
@@ -416,7 +416,7 @@ class Sharded(Tokens):
     # --- the files ------------------------------------------------------------------------------------------------
 
     def _open(self, number: int, start: int, look: Look | None = None) -> Tokens:
-        """Open a shard, of which the token at position `start` of all is about to be read."""
+        """Open a shard. Its token at position `start` of all is about to be read."""
         entry = self.index.shards[number]
         path = self.path_of(number)
         known = self.identities.get(number)

@@ -248,7 +248,7 @@ class StoreCorpus(Corpus):
             return super().compared_tokens()
         known = self._shards
         if self.index.read_as is not None and not self.index.digests:
-            return None  # files of other programs, of which no digests were made
+            return None  # files of other programs without made digests
         tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as, known.found, known)
         tokens.identities = known.identities
         try:
@@ -305,7 +305,7 @@ class StoreCorpus(Corpus):
         return found
 
     def _require_part(self, split: ShardIndex) -> None:
-        """Raise `FormatError` unless the shards of a split are some of these, which are those of all splits."""
+        """Raise `FormatError` unless the shards of a split are some of these, which are the shards of all splits."""
         mine = self.index
         others = {*split.table.values["sha256"]} - {*mine.table.values["sha256"]}
         if split.live_id != mine.live_id or (others and not mine.live_id):

@@ -153,7 +153,7 @@ class StreamDocuments(RecordDocuments):
     starts
         The first token of each file, and the end of the last one.
     identities
-        The identities of the files that were open, and of those of their documents; another file of such a name is
+        The identities of the files that were open, and of their files of documents; another file of such a name is
         refused.
     verify, access
         As for `open_reader`.

@@ -93,7 +93,7 @@ def way_of_rows(source: Look) -> str:
     Parameters
     ----------
     source
-        A file, or a folder of files, of which the first one tells.
+        A file, or a folder of files; the first one decides.
     """
     first = source
     if source.is_dir:

@@ -475,7 +475,7 @@ def _ids_by_ranks(encoding: Any, text: str) -> TokenIds | FormatError:
         found: TokenIds = encoding.encode_to_numpy(text, disallowed_special=())
         return found
     except BaseException as error:
-        # tiktoken splits no run of a million spaces; its older versions panic, which is no `Exception`
+        # tiktoken splits no run of a million spaces; its older versions panic, which `except Exception` does not catch
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         return _ids_by_pieces(encoding, text)

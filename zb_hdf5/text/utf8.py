@@ -18,7 +18,7 @@ ENCODING_MARKS: Final = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 ENCODING_MARK_BYTES: Final = 4
-#: Bytes of UTF-16 that is mostly ASCII, of which more than one is 0.
+#: Bytes of UTF-16 that is mostly ASCII: more than one of them is 0.
 NUL_SHARE: Final = 4
 
 

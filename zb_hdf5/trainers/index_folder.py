@@ -62,7 +62,7 @@ class Entry(NamedTuple):
         return self._replace(values=value if isinstance(value, dict) else {})
 
     def parts(self, key: str, noun: str) -> list[Entry]:
-        """Return the parts of a list in it, of which there is at least one; `FormatError` for anything else."""
+        """Return the parts of a list in it, at least one; `FormatError` for anything else."""
         rows = self.values.get(key)
         if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
             raise FormatError(f"{self.where}: expected {key} in a list, found {rows!r:.40}")

@@ -267,7 +267,7 @@ def _index_at(look: Look, ids: Path) -> _Index:
         head = look.read(HEADER.size, 0)
     except FileNotFoundError as error:
         raise FormatError(
-            f"{ids}: expected its documents beside it, as other files have them, found no .idx file of its name; "
+            f"{ids}: expected an .idx file next to the .bin file, found none; "
             "restore it, or move this one to another folder"
         ) from error
     num_bytes = look.num_bytes

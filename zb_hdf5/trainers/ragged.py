@@ -47,7 +47,7 @@ from zb_hdf5.text.lacking_text import IDS_COLUMNS
 #: The name of the format.
 RAGGED: Final = "ragged"
 #: Words in names of datasets that have the ends of documents, and of those that have offsets, which begin with 0.
-#: Lengths of which all but the last one are 0 are ends, too.
+#: Lengths that are 0 but for the last one are ends, too.
 _END_WORDS: Final = frozenset({"end", "ends", "length", "lengths", "lens"})
 _OFFSET_WORDS: Final = frozenset(
     (
@@ -210,7 +210,7 @@ def _numbered_groups(h5: h5py.File, found: Mapping[str, h5py.Dataset]) -> list[L
 
 
 def _are_offsets(path: Path, layout: Layout, count: int) -> bool:
-    """Return whether so many numbers from 0 on are offsets; False: ends, of which the first document is empty.
+    """Return whether so many numbers from 0 on are offsets; False: they are ends, and the first document is empty.
 
     Raises
     ------
@@ -424,7 +424,7 @@ class OffsetFile(_DocumentFile):
     def _edges_of_lengths(
         self, lengths: Tokens, places: npt.NDArray[np.int64], first: int, stop: int
     ) -> npt.NDArray[np.int64]:
-        """Return the same by the lengths, of which those before the first document in its block are added up again."""
+        """Return the same by the lengths: the lengths before the first document in its block are added up again."""
         block = first // _BLOCK_LENGTHS
         begin = block * _BLOCK_LENGTHS
         found = _read(lengths, begin, stop - begin).astype(np.int64)

@@ -480,37 +480,3 @@ def test_the_page_of_the_documentation_is_made_from_its_run():
     plots = sorted(path.name for path in RUN.parent.glob("*.svg"))
     assert len(plots) == sum(bool(table["rows"]) for table in result["tables"]) + bool(pictured(result))
     assert all(path.stat().st_size < 100_000 for path in RUN.parent.iterdir() if path.suffix == ".svg")
-
-
-# --- functions ---------------------------------------------------------------------------------------------------
-#: Runs a preparation, then lists the functions of a folder that run with a hook, in all threads.
-COUNT = """
-import sys, threading
-prepare, code, folder = sys.argv[1:]
-space, found = {}, set()
-exec(prepare, space)
-
-def count(frame, event, _):
-    code = frame.f_code
-    if event == "call" and code.co_filename.startswith(folder) and code.co_flags & 2:  # a function, no body of a class
-        found.add(f"{code.co_filename}:{code.co_firstlineno} {code.co_name}")
-
-threading.setprofile(count)
-sys.setprofile(count)
-exec(code, space)
-sys.setprofile(None)
-print(*sorted(found), sep="\\n")
-"""
-
-
-@pytest.mark.slow
-def test_a_later_batch_runs_few_functions(tmp_path):
-    from zb_hdf5 import convert
-
-    np.save(tmp_path / "x.npy", np.arange(1024, dtype=np.uint16).reshape(64, 16))
-    convert(tmp_path / "x.npy", "hdf5", tmp_path / "store", batch_size=4, seq_len=16, workers=1)
-    opening = f"loader = Loader({str(tmp_path / 'store')!r}, rank=0, world_size=1)"
-    prepare = f"from zb_hdf5 import Loader\n{opening}\nsteps = iter(loader)\nnext(steps)"
-    command = [sys.executable, "-c", COUNT, prepare, "next(steps)", str(ROOT / "zb_hdf5")]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert 0 < len(found) <= 5, found  # in however many files: each of them is one noun

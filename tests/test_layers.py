@@ -217,55 +217,6 @@ def test_tests_share_helpers_and_never_a_test_file():
     assert definers == {"store": ["conftest.py"], "run": ["commandline.py"]}
 
 
-def test_the_name_of_a_test_file_is_unique():
-    """Pytest imports it by its name, but in a folder that is a package, and refuses to collect a second one."""
-    paths = (ROOT / "tests").rglob("test_*.py")
-    names = [path.name for path in paths if not path.with_name("__init__.py").exists()]
-    assert not {name for name in names if names.count(name) > 1}
-
-
-def test_the_name_of_a_file_or_folder_is_unique():
-    """A command and the thing that it commands have two names: `zb_verify.py`, and `verify.py`."""
-    modules = [path for path in FILES.values() if not path.name.startswith("__")]
-    names = [*(path.stem for path in modules), *{path.parent.name for path in FILES.values()}]
-    assert not {name for name in names if names.count(name) > 1}
-
-
-def test_a_command_is_in_the_file_of_its_name():
-    from zb_hdf5.commands.zb import COMMANDS
-
-    for name, row in COMMANDS.items():
-        if name != "convert":  # which has a folder
-            assert row.place == f"zb_hdf5.commands.zb_{name}:zb_{name}"
-            assert FILES[f"zb_hdf5.commands.zb_{name}"].exists()
-
-
-#: Names that stand in two modules yet.
-TWICE = {"BatchFileReader", "Tokenizer", "convert", "zb"}
-
-
-def public_names_of(module):
-    """Yield the public names that a module defines at its top level, but for type variables."""
-    for node in tree_of(FILES[module]).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names = [node.name]
-        elif isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        elif isinstance(node, ast.AnnAssign):
-            names = [node.target.id]
-        else:
-            continue
-        yield from (name for name in names if not name.startswith("_"))
-
-
-def test_a_public_name_stands_in_one_module():
-    modules = {}
-    for module in MODULES:
-        for name in set(public_names_of(module)):
-            modules.setdefault(name, []).append(module)
-    assert not {name: found for name, found in modules.items() if len(found) > 1 and name not in TWICE}
-
-
 @pytest.mark.parametrize(("module", "heavy"), [
     ("zb_hdf5", ["torch", "h5py", "click"]),
     ("zb_hdf5.commands.zb", ["numpy", "torch", "h5py"]),

@@ -12,7 +12,7 @@ MOST = {
     "lone-batch": "1 1 1 1 1 1 1 1 1 1 1 1 1 2",
     "text-store": "1 1 1 1 1 1 2 2 1 1 1 1 2 2",
     "lone-stream": "2 2 2 2 2 2 2 2 2 2 2 2 2 2",
-    "stream-store": "1 1 1 1 2 2 2 2 3 1 1 1 1 2",
+    "stream-store": "1 1 1 1 2 2 2 2 2 1 1 1 1 2",
     "stream-hdf5": "2 2 2 2 2 2 2 2 2 2 2 2 2 2",
     "records-hdf5": "2 2 2 2 2 2 2 2 2 2 2 2 2 2",
     "records-hdf5-folder": "2 2 2 2 2 2 2 2 2 2 2 2 2 2",
@@ -40,7 +40,6 @@ MOST_ONCE = {
 }
 #: The cells of more than two opens, and the reason of each.
 REASONS = {
-    ("stream-store", "report"): "tokens are compared in whole chunks, and shown by rows, by readers of their own",
     ("text-jsonl", "convert"): "its columns tell whether it is text, its keys are looked for, and then it is read",
     ("text-parquet", "convert"): "as text-jsonl; and each row group is opened by whoever reads it",
     ("litdata", "convert"): "MDS and litdata ask one index in turn, and then it is read",

@@ -75,9 +75,10 @@ def zb_report(
     with open_to_describe(path, read_as, split) as opened:
         reader = batches_to_look(opened.corpus, read_as=read_as)
         known = tokenizer_to_look(reader, tokenizer)
+        # the rows leave their files open, of which those that compare whole chunks take the descriptors
+        rows = chosen_rows(reader, sample=sample, seed=seed) if reader.num_batches else []
         with Progress("report", 0) as progress:
             found = measure(reader, sample_batches, progress.advance)
-        rows = chosen_rows(reader, sample=sample, seed=seed)
         vocab_size = reader.meta.vocab_size or (known.vocab_size if known else 0)
         numbers = report_json(path, found, vocab_size) | {"field_sets": summaries_of(path)}
         making = Provenance(typed_command(), f"{datetime.now(UTC):%Y-%m-%d at %H:%M} UTC")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,7 +156,13 @@ def _of_paths(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> 
     settings = _settings(paths, conversion, kind.roles_as(is_stream=False), like, is_local, looks)
     if kind.is_staged:
         refuse_parts_of_rows(conversion, kind)
-    return settings, lambda: kind.open(paths, settings)
+    return settings, partial(_opened, paths, kind, settings)
+
+
+def _opened(paths: list[Path], kind: Source, settings: Settings) -> Any:
+    """Open the source at some paths; what was looked at to find it is not open from then on."""
+    with settings.looks.opening():
+        return kind.open(paths, settings)
 
 
 def _taken(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tuple[str, Source]:

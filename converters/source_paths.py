@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class SourcePaths:
     def __init__(self) -> None:
         self._looks: dict[Path, list[tuple[ReadAs, Found]]] = {}
         self._open: dict[Path, Look] = {}
+        self._begun: dict[Path, Look] = {}  # those of `look_of`
+        self._ends = ExitStack()
 
     def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
         """Return the findings at a path that is read in place, of all its splits. Raises as `found_at`.
@@ -88,13 +91,40 @@ class SourcePaths:
         if path in self._looks:
             return self._looks[path][0][1]
         read_as = _read_as(conversion)
-        with Look(path) as look:
+        with ExitStack() as stack:
+            look = stack.enter_context(Look(path))
+            stack.enter_context(look.keeping_handles())
             if conversion.source_format == HDF5:
                 found = found_hdf5(look, read_as)
             else:
                 asked = {name: getattr(conversion, name) for name in ("tokenizer", "ids_column", "offsets")}
                 found = found_source(look, read_as, **asked)
-            return found if found.layout == NOT_IN_PLACE else self._keep(path, found.read_as, found.kept_open(look))
+            if found.layout != NOT_IN_PLACE:
+                return self._keep(path, found.read_as, found.kept_open(look))
+            self._begun[path] = look
+            self._ends.push(stack.pop_all())
+            return found
+
+    def look_of(self, path: Path) -> Look:
+        """Return the look by which a path was found that is not read in place, or a new one; `opening` ends it."""
+        if path not in self._begun:
+            self._begun[path] = self._ends.enter_context(Look(path))
+        return self._begun[path]
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """End the looks of `look_of` with a block in which the source is opened.
+
+        Raises
+        ------
+        FormatError
+            If a file that they have read has been replaced meanwhile.
+        """
+        with self._ends:
+            yield
+            for look in self._begun.values():
+                look.require_unreplaced()
+        self._begun.clear()
 
     def open_look(self, file: Path) -> Look | None:
         """Return the look at a file that was found, if it is open for whoever reads it first."""

@@ -18,7 +18,7 @@ def open_rows(paths: list[Path], settings: Settings) -> DocumentSource:
     row = format_named(name)
     package = package_of(name)
     chosen = {option: settings.option(option) for option in row.options}
-    source = rows_format(row).documents(paths, **chosen)
+    source = rows_format(row).documents(paths, settings.looks.look_of(paths[0]), **chosen)
     opened = cast(DocumentSource, GuardedSource(source, package, name)) if package else source
     opened.splits = opened.splits or told_splits(opened, settings)
     return opened

@@ -31,22 +31,20 @@ MOST = {
 MOST_ONCE = {
     "text-jsonl": 5,
     "text-parquet": 12,
-    "mds": 2,
-    "litdata": 3,
+    "mds": 1,
+    "litdata": 1,
     "ids-saved": 12,
     "ids-jsonl": 5,
     "ids-parquet": 7,
-    "ragged": 5,
+    "ragged": 2,
 }
 #: The cells of more than two opens, and the reason of each.
 REASONS = {
     ("text-jsonl", "convert"): "its columns tell whether it is text, its keys are looked for, and then it is read",
     ("text-parquet", "convert"): "as text-jsonl; and each row group is opened by whoever reads it",
-    ("litdata", "convert"): "MDS and litdata ask one index in turn, and then it is read",
     ("ids-saved", "convert"): "as text-parquet, for each of its record batches",
     ("ids-jsonl", "convert"): "as text-jsonl",
     ("ids-parquet", "convert"): "as text-parquet",
-    ("ragged", "convert"): "the layout, the ends of the offsets and the documents are read one after the other",
 }
 
 #: Of each use of a stream the opens of the table of documents beside it.

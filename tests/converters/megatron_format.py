@@ -95,7 +95,7 @@ class MegatronPairs(RowsFormat):
     def fits(self, look):
         return True
 
-    def documents(self, paths, *, vocab_size):
+    def documents(self, paths, look, *, vocab_size):
         return MegatronSource(files_at(paths, ".bin"), vocab_size)
 
 

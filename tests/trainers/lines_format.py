@@ -53,7 +53,7 @@ class Lines(RowsFormat):
         files = list(look.path.glob("*.lines")) if look.is_dir else [look.path]
         return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
 
-    def documents(self, paths, *, vocab_size):
+    def documents(self, paths, look, *, vocab_size):
         files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
         for file in files:
             if not self.fits(Look(file)):

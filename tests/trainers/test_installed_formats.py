@@ -233,7 +233,7 @@ class Source(lines_format.LinesSource):
         yield from super().read(group, choose, num_threads)
         {end}
 class Lines(lines_format.Lines):
-    def documents(self, paths, *, vocab_size):
+    def documents(self, paths, look, *, vocab_size):
         return Source(paths, vocab_size)
 ROW = replace(lines_format.ROW, noun="lines", place=__name__ + ":Lines")
 def make():
@@ -265,7 +265,7 @@ class Words:  # no base class, and no member that has a default
 class WordFiles(RowsFormat):
     def fits(self, look):
         return True
-    def documents(self, paths):
+    def documents(self, paths, look):
         return Words(paths)
 ROW = FormatRow(noun="words", suffixes=(".words",), place=__name__ + ":WordFiles", is_of_rows=True)
 """

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from zb_hdf5.files.bounded import require_bounded
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.identity import FileIdentity, Identity, identity_of, require_identity
+from zb_hdf5.files.identity import FileIdentity, Identity, identity_of, require_identity, require_unreplaced
 from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import RemotePath, files_at_hand, regular, require_regular
 
@@ -109,6 +110,12 @@ class Look:
             found += more
         return found
 
+    def whole(self) -> bytes:
+        """Return all bytes of a file of this machine. Raises as `require_bounded`."""
+        self._opened()
+        require_bounded(self.num_bytes, self.path)
+        return self.read(self.num_bytes, 0)
+
     @cached_per_process
     def num_bytes(self) -> int:
         """The size of the file."""
@@ -133,7 +140,13 @@ class Look:
 
     @contextmanager
     def keeping_handles(self) -> Iterator[None]:
-        """Open a file once by a library, such as HDF5, in a block: all that look into it share the handle."""
+        """Open a file once by a library, such as HDF5, in a block: all that look into it share the handle.
+
+        The handles of a block in another one are kept until the end of the outer one.
+        """
+        if self.handles is not None:
+            yield
+            return
         handles = self.handles = {}
         try:
             yield
@@ -147,6 +160,12 @@ class Look:
     def require(self, known: Identity | None) -> None:
         """Open the file; `FormatError` unless it is the one of a look before. None: any."""
         require_identity(self._opened(), known, self.path)
+
+    def require_unreplaced(self) -> None:
+        """Raise `FormatError` if another file has the name of one whose identity is known here."""
+        for look in (self, *self._others.values()):
+            if "identity" in look.__dict__:
+                require_unreplaced(look.path, look.identity)
 
     @property
     def is_open(self) -> bool:

@@ -253,5 +253,12 @@ class RowsFormat(Format, ABC):
         """Return whether a path, which ends as the row has it, is of this format, by its content."""
 
     @abstractmethod
-    def documents(self, paths: Sequence[Path], **options: Any) -> DocumentSource:
-        """Return the documents of some paths, as they were given; the row has the names of the options."""
+    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> DocumentSource:
+        """Return the documents of some paths, as they were given; the row has the names of the options.
+
+        Parameters
+        ----------
+        look
+            The look by which the first path was found: files that it has opened are not opened again, and `look.of`
+            has their identities. It ends after this call.
+        """

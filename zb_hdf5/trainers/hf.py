@@ -199,5 +199,5 @@ class HuggingFace(RowsFormat):
             return False
         return RowColumns.of(look.of(first)).are_ids
 
-    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
+    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
         return open_hf(paths, **options)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.identity import FileIdentity, require_unreplaced
 from zb_hdf5.files.listing import listed, name_below
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import are_splits
-from zb_hdf5.files.paths import read_whole
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.spec import is_file_name
 
@@ -84,8 +85,23 @@ def _inside(folder: Path) -> list[Path]:
     return [file.parent for file in listed(folder, FOLDER_INDEX).files if file.name == FOLDER_INDEX]
 
 
-def read_index(folder: Path) -> Entry:
-    """Read the index of a folder.
+def indexes_of(paths: Sequence[Path], look: Look) -> Iterator[Entry]:
+    """Yield the index of each folder of some data sets. Raises as `read_index`.
+
+    Parameters
+    ----------
+    paths
+        As for `folders_of`.
+    look
+        The look by which the first path was found: an index that it has read is not opened again.
+    """
+    for path in paths:
+        for folder in folders_of(path):
+            yield read_index(folder, look)
+
+
+def read_index(folder: Path, look: Look) -> Entry:
+    """Read the index of a folder, by a look at that folder or another one.
 
     Raises
     ------
@@ -101,12 +117,19 @@ def read_index(folder: Path) -> Entry:
         if inside:
             raise ConvertError(f"{folder}: has the data sets {', '.join(inside)}: name the folders of those to read")
         raise ConvertError(f"{folder}: expected a folder with {FOLDER_INDEX}, found none")
-    return Entry(folder, str(path), json_object(path))
+    return Entry(folder, str(path), json_object(path, look.of(path)))
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds; `FormatError` if it is none."""
-    data = read_whole(path)
+def json_object(path: Path, look: Look | None = None) -> dict[str, Any]:
+    """Return the JSON object that a file holds; `FormatError` if it is none.
+
+    Parameters
+    ----------
+    look
+        A look at the file; None: it is opened.
+    """
+    with Look(path) if look is None else nullcontext(look) as look:
+        data = look.whole()
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ items. Read are chunks that were written for its `TokensLoader`. Source: `litdat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ from zb_hdf5.trainers.index_folder import (
     ZSTD,
     Entry,
     folders_of,
+    indexes_of,
     read_index,
     require_codec_of,
     require_files_once,
@@ -150,6 +152,7 @@ def _dtype_of(config: Entry) -> np.dtype[Any]:
 
 def open_litdata(
     paths: Sequence[Path],
+    look: Look | None = None,
     *,
     rows: str = "documents",
     dtype: str = "auto",
@@ -162,6 +165,8 @@ def open_litdata(
     ----------
     paths
         The folders, each with its index, or with a folder for each split.
+    look
+        The look by which the first of them was found; None: it is looked at.
     rows, dtype, vocab_size, max_document_tokens
         As for `IdSource`.
 
@@ -171,15 +176,16 @@ def open_litdata(
         If the index or a chunk is damaged, or has other items than ids.
     """
     chunks: list[Chunk] = []
-    folders = [folder for path in paths for folder in folders_of(path)]
-    for folder in folders:
-        index = read_index(folder)
-        config = index.part("config")
-        codec = str(config.values.get("compression") or "")
-        require_codec_of(index.where, codec)
-        entries = index.parts("chunks", "chunk")
-        require_files_once(entries, "filename")
-        chunks += [Chunk(entry, _dtype_of(config), bool(codec)) for entry in entries]
+    indexes: list[Path] = []
+    with Look(paths[0]) if look is None else nullcontext(look) as look:
+        for index in indexes_of(paths, look):
+            config = index.part("config")
+            codec = str(config.values.get("compression") or "")
+            require_codec_of(index.where, codec)
+            entries = index.parts("chunks", "chunk")
+            require_files_once(entries, "filename")
+            chunks += [Chunk(entry, _dtype_of(config), bool(codec)) for entry in entries]
+            indexes.append(index.folder / FOLDER_INDEX)
     return IdSource(
         chunks,
         LITDATA,
@@ -188,7 +194,7 @@ def open_litdata(
         dtype=dtype,
         vocab_size=vocab_size,
         max_document_tokens=max_document_tokens,
-        more_paths=[folder / FOLDER_INDEX for folder in folders],
+        more_paths=indexes,
     )
 
 
@@ -197,10 +203,10 @@ class LitdataFolders(RowsFormat):
 
     def fits(self, look: Look) -> bool:
         try:
-            index = read_index(folders_of(look.path)[0]).values
+            index = read_index(folders_of(look.path)[0], look).values
         except (OSError, ZbError):
             return False
         return "config" in index and "chunks" in index
 
-    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
-        return open_litdata(paths, **options)
+    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
+        return open_litdata(paths, look, **options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -34,6 +35,7 @@ from zb_hdf5.trainers.index_folder import (
     ZSTD,
     Entry,
     folders_of,
+    indexes_of,
     read_index,
     require_codec_of,
     require_files_once,
@@ -359,6 +361,7 @@ def _encodings_of(entry: Entry) -> dict[str, tuple[Encoding, int]]:
 
 def open_mds(
     paths: Sequence[Path],
+    look: Look | None = None,
     *,
     source_dtype: str | None = None,
     ids_column: str = "",
@@ -376,6 +379,8 @@ def open_mds(
     ----------
     paths
         The folders, each with its index, or with a folder for each split.
+    look
+        The look by which the first of them was found; None: it is looked at.
     source_dtype
         The dtype of ids in a column of bytes; None: such a column is refused.
     ids_column, field_columns, id_column, metadata_columns
@@ -393,12 +398,14 @@ def open_mds(
     wanted = ColumnSelection(ids_column, field_columns, id_column, metadata_columns)
     ids_dtype = None if source_dtype is None else ReadAs(source_dtype=source_dtype).ids_dtype
     shards: list[Shard] = []
-    folders = [folder for path in paths for folder in folders_of(path)]
-    for folder in folders:
-        entries = read_index(folder).parts("shards", "shard")
-        require_files_once(entries, "raw_data", "basename")
-        for entry in entries:
-            shards.append(Shard(entry, wanted, ids_dtype, shards[-1] if shards else None))
+    indexes: list[Path] = []
+    with Look(paths[0]) if look is None else nullcontext(look) as look:
+        for index in indexes_of(paths, look):
+            entries = index.parts("shards", "shard")
+            require_files_once(entries, "raw_data", "basename")
+            for entry in entries:
+                shards.append(Shard(entry, wanted, ids_dtype, shards[-1] if shards else None))
+            indexes.append(index.folder / FOLDER_INDEX)
     return IdSource(
         shards,
         MDS,
@@ -407,7 +414,7 @@ def open_mds(
         dtype=dtype,
         vocab_size=vocab_size,
         max_document_tokens=max_document_tokens,
-        more_paths=[folder / FOLDER_INDEX for folder in folders],
+        more_paths=indexes,
     )
 
 
@@ -416,9 +423,9 @@ class MdsFolders(RowsFormat):
 
     def fits(self, look: Look) -> bool:
         try:
-            return read_index(folders_of(look.path)[0]).parts("shards", "shard")[0].values.get("format") == MDS
+            return read_index(folders_of(look.path)[0], look).parts("shards", "shard")[0].values.get("format") == MDS
         except (OSError, ZbError):
             return False
 
-    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
-        return open_mds(paths, **options)
+    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
+        return open_mds(paths, look, **options)

@@ -13,6 +13,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy, ZbError, counted
 from zb_hdf5.files.field_files import ids_at, is_named_as_field
+from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.ranges import LocalFile
@@ -107,7 +109,7 @@ class Layout(NamedTuple):
 @contextmanager
 def _opened(path: Path, look: Look | None = None) -> Iterator[h5py.File]:
     with h5_damage(path):
-        h5 = open_h5_for_reading(path, look=look)
+        h5 = open_h5_for_reading(path, None if look is None else look.identity, look)
     with h5_damage(path), h5:
         note_surplus(h5, path)
         yield h5
@@ -283,7 +285,16 @@ def _layout(look: Look, dataset: str | None, offsets: str | None) -> Layout:
 
 
 class _DocumentFile(IdFile):
-    """An HDF5 file of documents, whose groups are equal shares of them. See `IdFile`."""
+    """An HDF5 file of documents, whose groups are equal shares of them. See `IdFile`.
+
+    Parameters
+    ----------
+    look
+        A look at the file.
+    """
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look.path, require_unreplaced(look.path, look.identity))
 
     def _cut(self, num_documents: int, num_bytes: int) -> None:
         """Cut so many documents, whose ids have so many bytes, about, into groups."""
@@ -332,11 +343,15 @@ class OffsetFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
-        super().__init__(path)
+        super().__init__(look)
+        look.require(self.identity)
+        #: The look, whose descriptor the first process reads by; None: too many are open.
+        self._look = look.kept_open()
+        find = partial(find_column, path, None, identity=self.identity, look=look)
         unwritten = FILL if layout.fills else None
         try:
-            self._values = find_column(path, None, read_as=ReadAs(layout.name, unwritten=unwritten), look=look)
-            self._offsets = find_column(path, None, read_as=ReadAs(layout.offsets, unwritten=unwritten), look=look)
+            self._values = find(read_as=ReadAs(layout.name, unwritten=unwritten))
+            self._offsets = find(read_as=ReadAs(layout.offsets, unwritten=unwritten))
         except FormatError as error:
             if error.remedy is Remedy.UNWRITTEN:
                 error.remedy = Remedy.FILL
@@ -350,11 +365,11 @@ class OffsetFile(_DocumentFile):
         kinds |= dict(self._values.meta.unfit)
         self.columns = wanted.columns(path, kinds)
         self._fields = {name: fields[name] for name in self.columns.lists[1:]}
-        first, last = self._ends()
+        first, last = self._ends(look)
         #: The place of the first document of each block of lengths; None: these are offsets or ends.
         self._places: npt.NDArray[np.int64] | None = None
         if last != self._values.num_tokens:
-            self._places = self._places_of_lengths()
+            self._places = self._places_of_lengths(look)
         if self._places is None and (not self._offsets.num_tokens or last != self._values.num_tokens):
             if not layout.fills:
                 _require_ends(path, (self._values, self._offsets))
@@ -367,10 +382,10 @@ class OffsetFile(_DocumentFile):
         num_documents = self._offsets.num_tokens - 1 + self._before
         self._cut(num_documents, self._values.num_tokens * self._values.dtype.itemsize)
 
-    def _places_of_lengths(self) -> npt.NDArray[np.int64] | None:
+    def _places_of_lengths(self, look: Look) -> npt.NDArray[np.int64] | None:
         """Return the place of the first document of each block of lengths; None if they do not add up to the values."""
         places = [0]
-        with closing(open_stored(self._offsets, "auto")) as lengths:
+        with closing(_by(look, self._offsets)) as lengths:
             for first in range(0, self._offsets.num_tokens, _BLOCK_LENGTHS):
                 found = _read(lengths, first, min(_BLOCK_LENGTHS, self._offsets.num_tokens - first)).astype(np.int64)
                 if not _are_lengths(found):
@@ -378,18 +393,18 @@ class OffsetFile(_DocumentFile):
                 places.append(places[-1] + int(found.sum()))
         return np.array(places, np.int64) if places[-1] == self._values.num_tokens else None
 
-    def _ends(self) -> tuple[int, int]:
+    def _ends(self, look: Look) -> tuple[int, int]:
         """Return the first offset and the last one; -1 where there is none."""
         count = self._offsets.num_tokens
         if not count:
             return -1, -1
-        with closing(open_stored(self._offsets, "auto")) as offsets:
+        with closing(_by(look, self._offsets)) as offsets:
             found = [int(_read(offsets, place, 1)[0]) for place in (0, count - 1)]
         return found[0], found[1]
 
     def _documents(self, first: int, stop: int) -> Iterator[IdRows]:
         with ExitStack() as stack:
-            offsets = stack.enter_context(closing(open_stored(self._offsets, "auto")))
+            offsets = stack.enter_context(closing(_by(self._look, self._offsets)))
             columns = {"": self._values, **self._fields}
             opened = {name: stack.enter_context(closing(_column_at(offsets, each))) for name, each in columns.items()}
             read = 0
@@ -437,6 +452,12 @@ class OffsetFile(_DocumentFile):
         return edges[first - begin :]
 
 
+def _by(look: Look | None, column: Column) -> Tokens:
+    """Open a column by a copy of the descriptor of a look; None: by the name of its file."""
+    with nullcontext() if look is None else look.again() or nullcontext() as again:
+        return open_stored(column, "auto", again)
+
+
 def _column_at(tokens: Tokens, column: Column) -> Tokens:
     """Open another column of the file of some tokens, by a copy of the descriptor of these if they have one."""
     with tokens.file.begin_look() if isinstance(tokens.file, LocalFile) else nullcontext() as look:
@@ -468,7 +489,7 @@ class ListFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
-        super().__init__(path)
+        super().__init__(look)
         self._name = layout.name
         group = _group_of(layout.name)
         with _opened(path, look) as h5:
@@ -545,7 +566,7 @@ class DatasetFile(_DocumentFile):
 
     def __init__(self, look: Look, layout: Layout, wanted: ColumnSelection) -> None:
         path = look.path
-        super().__init__(path)
+        super().__init__(look)
         self._group = layout.name
         self._layout = layout
         with _opened(path, look) as h5:
@@ -603,6 +624,7 @@ _FILES: Final[dict[str, type[OffsetFile | ListFile | DatasetFile]]] = {
 
 def open_ragged(
     paths: Sequence[Path],
+    look: Look | None = None,
     *,
     dataset: str | None = None,
     offsets: str | None = None,
@@ -619,6 +641,8 @@ def open_ragged(
     ----------
     paths
         The files and folders.
+    look
+        The look by which the first of them was found; None: it is looked at.
     dataset
         The dataset of the values or lists, or the group of the datasets; None: found by the content of each file.
     offsets
@@ -644,10 +668,11 @@ def open_ragged(
             options=["unwritten"],
         )
     files: list[IdFile] = []
-    for path in ids_at(files_at(paths, *HDF5_SUFFIXES), paths):
-        with Look(path) as look, look.keeping_handles():
-            layout = _layout(look, dataset, offsets)._replace(fills=unwritten == FILL)
-            files.append(_FILES[layout.kind](look, layout, ColumnSelection(layout.name, field_columns)))
+    with Look(paths[0]) if look is None else nullcontext(look) as look:
+        for each in look.each(ids_at(files_at(paths, *HDF5_SUFFIXES), paths)):
+            with each.keeping_handles():
+                layout = _layout(each, dataset, offsets)._replace(fills=unwritten == FILL)
+                files.append(_FILES[layout.kind](each, layout, ColumnSelection(layout.name, field_columns)))
     found = IdSource(
         files,
         RAGGED,
@@ -679,5 +704,5 @@ class RaggedFiles(RowsFormat):
         except (OSError, ZbError):
             return False  # whoever opens it says so
 
-    def documents(self, paths: Sequence[Path], **options: Any) -> IdSource:
-        return open_ragged(paths, **options)
+    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
+        return open_ragged(paths, look, **options)

@@ -17,6 +17,7 @@ from id_documents import documents_of
 from pyarrow import parquet
 
 from zb_hdf5 import FormatError, convert
+from zb_hdf5.converters import run
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.text_source import Recipe, TextSource
 from zb_hdf5.text.text_corpus import open_documents
@@ -173,4 +174,47 @@ def test_a_worker_of_a_conversion_names_another_file(path, options, tmp_path):
     file = tmp_path / "in" / path
     with pytest.raises(FormatError, match=f"{file.name}: {CHANGED}"):
         convert(file, "stream", tmp_path / "out", engine=Replacing(file), **options)
+    assert not (tmp_path / "out").exists()
+
+
+#: Sources of a conversion: the path, the file that is replaced, and the options.
+FOUND = {
+    "mds": ("mds/ndarray", "index.json", {}),
+    "litdata": ("litdata/tensor", "index.json", {}),
+    "offsets": ("ragged/offsets.h5", "", {}),
+    "lists": ("ragged/lists.h5", "", {}),
+    "datasets": ("ragged/datasets.h5", "", {}),
+    "ids-lines": ("hf/corpus.jsonl", "", {}),
+    "ids-parquet": ("hf/corpus.parquet", "", {}),
+    "lines": ("texts/a.jsonl", "", {"tokenizer": "byte"}),
+    "megatron": ("megatron/uint16", "corpus_text_document.idx", {}),
+    "later-arrays": ("arrays", "1.h5", {}),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_file_that_is_replaced_between_the_look_and_the_opening_is_named(name, tmp_path, monkeypatch):
+    path, inside, options = FOUND[name]
+    folder = tmp_path / "in"
+    shutil.copytree(WRITTEN, folder)
+    for each in ("ragged", "texts", "arrays"):
+        (folder / each).mkdir()
+    for kind, write in (("offsets", write_offsets), ("lists", write_lists), ("datasets", write_datasets)):
+        with h5py.File(folder / "ragged" / f"{kind}.h5", "w") as h5:
+            write(h5)
+    write_lines(folder / "texts" / "a.jsonl")
+    for number in range(2):
+        with h5py.File(folder / "arrays" / f"{number}.h5", "w") as h5:
+            h5["input_ids"] = np.arange(64, dtype="u2").reshape(8, 8)
+    replaced = folder / path / inside
+    resolved = run.resolved
+
+    def resolved_before(conversion):
+        settings, open_source = resolved(conversion)
+        return settings, lambda: (take_place(replaced), open_source())[1]
+
+    monkeypatch.setattr(run, "resolved", resolved_before)
+    target = {"target": "hdf5", "batch_size": 2} if name == "later-arrays" else {"target": "stream"}
+    how = {**target, **options}
+    is_refused(FormatError, lambda: convert(folder / path, destination=tmp_path / "out", **how), match=CHANGED)
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -102,6 +103,43 @@ def test_a_process_that_holds_no_store_says_that_it_has_no_descriptor(monkeypatc
 
     monkeypatch.setattr("zb_hdf5.files.paths._STORES", ())  # a process that holds no store says so
     is_refused(OSError, lambda: zb_hdf5.files.paths.open_with_room(refuse), match="Too many open files")
+
+
+def test_threads_that_ask_for_one_file_open_it_once(tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    files = zb_hdf5.files.paths.OpenFiles("pread")
+    opened = []
+    has_met = threading.Event()
+
+    def open_file(number):
+        opened.append(number)
+        if len(opened) > 1:
+            has_met.set()
+        has_met.wait(0.2)  # for a second thread that does not wait for this one
+        return open(tmp_path / "x", "rb")
+
+    start = threading.Barrier(8)
+
+    def ask():
+        start.wait()
+        return files.get(0, open_file)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = {each.result() for each in [pool.submit(ask) for _ in range(8)]}
+    files.close()
+    assert (len(found), opened) == (1, [0])
+
+
+def test_a_file_that_one_thread_fails_to_open_is_opened_by_the_next():
+    files = zb_hdf5.files.paths.OpenFiles("pread")
+
+    def fail(number):
+        raise FileNotFoundError(errno.ENOENT, "no such file")
+
+    is_refused(FileNotFoundError, lambda: files.get(0, fail), match="no such file")
+    with open(os.devnull, "rb") as file:
+        assert files.get(0, lambda number: file) is file
+    files.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final, Generic, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.bounded import require_bounded, whole_of
+from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
 from zb_hdf5.files.urls import without_secrets
 
@@ -232,7 +233,8 @@ class OpenFiles(Generic[File]):
     access
         The access to the files: it decides how many descriptors a file counts.
     far
-        The files are objects. To open one costs reads from a server: one thread opens it, and others wait.
+        The files are objects. To open one costs reads from a server: the threads that wait for one that fails do not
+        ask again.
     """
 
     def __init__(self, access: str, *, far: bool = False) -> None:
@@ -244,6 +246,7 @@ class OpenFiles(Generic[File]):
             self.descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
         self._access = access
         self._far = far
+        self._turns: dict[int, OwnLock] = {}  # of the files that are being opened: those of other stores do not wait
         self.let_go: Callable[[], None] = lambda: None  # called when a file closes for others
         with _LOCK:
             _STORES.add(self)
@@ -253,21 +256,29 @@ class OpenFiles(Generic[File]):
         return self.known.get(number) or self.open(number, open_file)
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
-        """Open a file, or take it from the resting ones. If two threads open it, both get the first."""
-        with _in_turn(_OPENING, (id(self), number)) if self._far else contextlib.nullcontext():
-            with _LOCK:
-                file = self.known.get(number) or self.resting.pop(number, None)
-                if file is not None:
-                    self.known[number] = file
-                    return file
-            file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
-            with _LOCK:
-                file = self.known.setdefault(number, file)
-                held = _held()
-                allowed = descriptor_room(held)
-                if held >= allowed:
-                    _make_room(allowed)
-            return file
+        """Open a file, or take it from the resting ones. One thread opens it, and others wait for it."""
+        turn = _in_turn(_OPENING, (id(self), number)) if self._far else self._turns.setdefault(number, OwnLock())
+        with turn:
+            try:
+                return self._found_or_opened(number, open_file)
+            finally:
+                self._turns.pop(number, None)
+
+    def _found_or_opened(self, number: int, open_file: Callable[[int], File]) -> File:
+        """Return a file that another thread has opened meanwhile, or that rests; else open it."""
+        with _LOCK:
+            file = self.known.get(number) or self.resting.pop(number, None)
+            if file is not None:
+                self.known[number] = file
+                return file
+        file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
+        with _LOCK:
+            file = self.known.setdefault(number, file)
+            held = _held()
+            allowed = descriptor_room(held)
+            if held >= allowed:
+                _make_room(allowed)
+        return file
 
     def close(self) -> None:
         """Close all files."""

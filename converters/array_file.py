@@ -21,7 +21,7 @@ from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.verify import require_digests
+from zb_hdf5.store.verify import OpenedPath, require_digests
 
 
 class ArrayFile:
@@ -77,7 +77,8 @@ class ArrayFile:
         """Compare the file with the digest that it holds, if it holds one. Raises as `require_digests`."""
         column = self._facts.column
         if column is not None and column.sha256 is not None:
-            require_digests(self.path, read_as=ReadAs(column.name), opened={self.path: self._found_file})
+            opened = OpenedPath({self.path: self._found_file})
+            require_digests(self.path, read_as=ReadAs(column.name), opened=opened)
 
     def _found_file(self) -> FoundFile:
         return FoundFile(

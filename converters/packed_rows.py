@@ -175,8 +175,9 @@ def _tokens_as(store: StoreCorpus, meta: StoreMeta) -> Tokens:
 def _write_table(path: Path, store: StoreCorpus, split: str) -> None:
     """Write the documents of a split to a table of its own; `FormatError` if a token belongs to none."""
     with DocumentsWriter(path) as writer:
-        if store.document_table is not None:
-            join_documents(store.document_table.each_file(), writer)
+        table = store.document_table
+        if table is not None:  # its files stay open, to be compared with their digests
+            join_documents(map(table.file, range(len(table.parts))), writer)
         if writer.token_count != store.num_tokens:
             raise FormatError(
                 f"the split {split!r}: expected documents of {store.num_tokens:,} tokens, found "

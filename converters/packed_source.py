@@ -41,7 +41,7 @@ from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
 from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.store_corpus import StoreCorpus
-from zb_hdf5.store.verify import require_digests
+from zb_hdf5.store.verify import OpenedPath, require_digests
 
 #: A stream is read as it is stored.
 READ_AS_STORED: Final = InputOptions()
@@ -107,7 +107,7 @@ class PackedSource(BatchSource):
         if not store.has_documents:
             raise _no_documents(path, store, read.read_as)
         self._path = path
-        self._split = found.split
+        self._found = found
         self._checked = counts is not None
         self._corpora = [*stores.values()]  # until they are compared with their digests
         self._has_digests = all(each.index.has_digests for each in stores.values())
@@ -155,8 +155,8 @@ class PackedSource(BatchSource):
     def check_reads(self) -> None:
         """Compare the whole stream with its digests, once: rows are cut from its chunks anywhere."""
         if not self._checked and self._has_digests:
-            opened = {path: begin for each in self._corpora for path, begin in each.opened_files.items()}
-            require_digests(self._path, self._split, self._read_as, opened)
+            opened = OpenedPath.of(self._found, self._corpora)
+            require_digests(self._path, self._found.split, self._read_as, opened)
         self._corpora = []
         self._checked = True
 

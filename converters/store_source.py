@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -23,7 +22,6 @@ from zb_hdf5.converters.least_dtype import at_least, larger_dtype
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.documents.document_table import documents_name, part_of
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.documents.table_file import PiecesFile
 from zb_hdf5.errors import Remedy
 from zb_hdf5.files.checked import Checked
 from zb_hdf5.files.look import Look
@@ -38,7 +36,8 @@ from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.opening import shaped_batches
 from zb_hdf5.store.store_corpus import StoreCorpus
-from zb_hdf5.store.verify import require_digests
+from zb_hdf5.store.store_documents import StoreDocuments
+from zb_hdf5.store.verify import OpenedPath, require_digests
 
 #: Records of a batch that is cut from a stream.
 
@@ -243,10 +242,10 @@ class StoreSource(BatchSource):
 
     def _check_pieces(self, start: int, stop: int) -> None:
         """Compare the pieces of stored batches with their digests, once: copying would hide damage."""
-        for cut in self._files.keys() - self._checked:
-            if cut[0] < stop and start < cut[1]:
-                with closing(PiecesFile(self._files[cut][0], None, self._batches.seq_len)) as file:
-                    file.check()
+        documents = self._batches.corpus.record_documents
+        for number, cut in enumerate(self._files):
+            if isinstance(documents, StoreDocuments) and cut[0] < stop and start < cut[1] and cut not in self._checked:
+                documents.check_pieces(number)
                 self._checked.add(cut)
 
     def file_of(self, start: int, stop: int) -> tuple[Path | None, str | None]:
@@ -272,7 +271,8 @@ class StoreSource(BatchSource):
             # a stream is compared once, where it has digests: rows are cut from it anywhere
             corpus = self._batches.corpus
             if isinstance(corpus, StoreCorpus) and corpus.index.has_digests:
-                require_digests(self._path, self._found.split, ReadAs(self._dataset), corpus.opened_files)
+                how = ReadAs(self._dataset)
+                require_digests(self._path, self._found.split, how, OpenedPath.of(self._found, [corpus]))
         elif self._batches.corpus.sha256 is not None:
             with look_by(self._batches.corpus.tokens.file) as look:
                 self._batches.close()

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
@@ -630,6 +631,13 @@ class DocumentTable:
         part = self.parts[index]
         offsets = self._open_offsets(index) if self._open_offsets and not part.sha256 else None
         return DocumentTableFile(self._folder / part.path, part, self._verify, offsets, self._access)
+
+    @property
+    def files(self) -> dict[Path, Callable[[], DocumentTableFile]]:
+        """The functions that return the file of each part that is a table, by its path."""
+        return {
+            self._folder / part.path: partial(self.file, index) for index, part in enumerate(self.parts) if part.sha256
+        }
 
     def each_file(self) -> Iterator[DocumentTableFile]:
         """Yield the files one after the other: one that is not open yet is closed before the next one."""

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from zb_hdf5.documents.document_offsets import table_sha256
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, in_order, part_of
@@ -57,6 +57,18 @@ MAX_SHOWN: Final = 20
 ONLY_IN_SOME_FILES: Final = ("vocab_size", "tokenizer")
 #: Called with the files that are done since the last call, and with all.
 CountFiles = Callable[[int, int], None]
+
+
+class PiecesFacts(NamedTuple):
+    """The facts of a file of pieces that an index has, and the split whose documents it counts."""
+
+    info: TableInfo
+    split: str
+
+    @classmethod
+    def of(cls, file: PiecesFile) -> Self:
+        """Return the facts of an open file."""
+        return cls(TableInfo(file.num_bytes, file.sha256), file.split)
 
 
 def index_files(
@@ -167,7 +179,9 @@ def ensure_rows(corpus: Corpus) -> None:
         ensure_crc32_file(corpus)
 
 
-def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> ShardEntry:
+def entry_of(
+    corpus: Corpus, split: str | None = None, *, sha256: str = "", pieces: PiecesFacts | None = None
+) -> ShardEntry:
     """Describe a finished file; nothing is written.
 
     Parameters
@@ -178,6 +192,8 @@ def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> S
         The split of the shard; None: as its pieces have it, else "train".
     sha256
         The sha256 of its tokens; "": as the file has it, or computed from its tokens.
+    pieces
+        The facts of its file of pieces; None: it is opened, if there is one.
     """
     is_stream = corpus.is_stream
     num_bytes = _num_bytes(corpus.path)
@@ -187,13 +203,13 @@ def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> S
     for name, field in fields.items():
         columns |= field.columns
         digests[name] = FieldDigest(num_bytes, field.sha256 or field.digests.tokens_sha256(), _crc32_of(field))
-    pieces = None
-    if not is_stream and pieces_path(corpus.path).exists():
+    if pieces is None and not is_stream and pieces_path(corpus.path).exists():
         num_records = corpus.num_units * corpus.meta.batch_size
         known = PiecesFile(corpus.path, num_records, corpus.meta.seq_len, tokens_sha256=corpus.sha256)
         with closing(known) as file:
-            pieces = TableInfo(file.num_bytes, file.sha256)
-            split = split or file.split
+            pieces = PiecesFacts.of(file)
+    if pieces is not None:
+        split = split or pieces.split
     document_count = corpus.meta.document_count
     return ShardEntry(
         path=corpus.path.name,
@@ -207,7 +223,7 @@ def entry_of(corpus: Corpus, split: str | None = None, *, sha256: str = "") -> S
         split=split or DEFAULT_SPLIT,
         columns=columns,
         fields=digests,
-        pieces=pieces,
+        pieces=None if pieces is None else pieces.info,
         compressed=corpus.compressed,
     )
 

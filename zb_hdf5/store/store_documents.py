@@ -106,6 +106,10 @@ class StoreDocuments(RecordDocuments):
         pieces: Pieces = self._files.get(shard, self.open).read_pieces(records - self._starts[shard])
         return pieces.moved(self._bases[shard])
 
+    def check_pieces(self, shard: int) -> None:
+        """Compare all pieces of a shard with their digests; `ChecksumError` if one differs."""
+        self._files.get(shard, self.open).check()
+
     def open(self, shard: int) -> PiecesFile:
         from zb_hdf5.documents.table_file import PiecesFile
 

@@ -33,7 +33,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest
-from zb_hdf5.formats.format import Format
+from zb_hdf5.formats.format import Format, Found
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
@@ -42,10 +42,10 @@ from zb_hdf5.store.both_formats import require_same_tokens
 from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, files_without_digests, needs_no_digests
 from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.found_path import look_of
-from zb_hdf5.store.found_store import stores_at
+from zb_hdf5.store.found_store import FoundStore, stores_at
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.lost_index import no_index
-from zb_hdf5.store.rebuild import entry_of
+from zb_hdf5.store.rebuild import PiecesFacts, entry_of
 from zb_hdf5.store.recognition import files_in_place, format_of, no_known_file, require_datasets
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.unchecked_file import open_unchecked
@@ -53,9 +53,41 @@ from zb_hdf5.store.way_in import not_in_place
 
 if TYPE_CHECKING:  # h5py, which `.batch` files do not need
     from zb_hdf5.formats.h5_column import Column
+    from zb_hdf5.store.store_corpus import StoreCorpus
 
-#: Files that somebody has open, by their paths: each is read by a copy of its descriptor, and with the facts known.
-OpenedFiles: TypeAlias = Mapping[Path, Callable[[], FoundFile]]
+#: Functions that return document tables that somebody has open, by their paths.
+OpenTables: TypeAlias = Mapping[Path, Callable[[], DocumentTableFile]]
+
+
+@dataclass(frozen=True)
+class OpenedPath:
+    """The files at a path that somebody has open: none of them is opened again.
+
+    Attributes
+    ----------
+    files
+        The functions that begin a file, by their paths: it is read by a copy of its descriptor, and with the facts
+        known.
+    tables
+        The document tables.
+    index
+        The index of a store, with all splits; None: it is read.
+    """
+
+    files: Mapping[Path, Callable[[], FoundFile]] = field(default_factory=dict)
+    tables: OpenTables = field(default_factory=dict)
+    index: ShardIndex | None = None
+
+    @classmethod
+    def of(cls, found: Found, corpora: Iterable[StoreCorpus]) -> Self:
+        """Return what is open of a path that was found, by the corpora of it."""
+        files: dict[Path, Callable[[], FoundFile]] = {}
+        tables: dict[Path, Callable[[], DocumentTableFile]] = {}
+        for corpus in corpora:
+            files |= corpus.opened_files
+            if corpus.document_table is not None:
+                tables |= corpus.document_table.files
+        return cls(files, tables, found.index if isinstance(found, FoundStore) else None)
 
 
 @dataclass
@@ -112,8 +144,8 @@ class Outcome(StrEnum):
     BAD = "bad"
 
 
-def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport) -> None:
-    """Check the pieces of a file of batches.
+def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport) -> PiecesFacts:
+    """Check the pieces of a file of batches, and return their facts.
 
     Parameters
     ----------
@@ -135,28 +167,43 @@ def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport
         if expected is not None and expected.num_bytes != file.num_bytes:
             raise FormatError(f"{file.path}: {INDEX_NAME} has {expected.num_bytes:,} bytes, found {file.num_bytes:,}")
         file.check()
+        facts = PiecesFacts.of(file)
     report.checks.append("pieces")
+    return facts
 
 
-def check_sidecars(corpus: Corpus, report: ShardReport) -> None:
-    """Check the sidecars of a lone file. Raises as `check_pieces` does."""
+def check_sidecars(tables: OpenTables, corpus: Corpus, report: ShardReport) -> None:
+    """Check the sidecars of a lone file. Raises as `check_pieces` does.
+
+    Parameters
+    ----------
+    tables
+        The document tables that somebody has open.
+    """
     if pieces_path(corpus.path).exists():
         check_pieces(corpus, None, report)
-    table = DocumentTable.of_file(corpus.path, report.sha256, sha256=corpus.documents_sha256)
-    if table is not None:
+    opened = tables.get(documents_path(corpus.path))
+    if opened is not None:
+        opened().check()
+    else:
+        table = DocumentTable.of_file(corpus.path, report.sha256, sha256=corpus.documents_sha256)
+        if table is None:
+            return
         with closing(table):
             table.file(0).check()
-        if "documents" not in report.checks:
-            report.checks.append("documents")
+    if "documents" not in report.checks:
+        report.checks.append("documents")
 
 
-def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | None) -> ShardReport:
+def verify_documents(folder: Path, tables: OpenTables, part: DocumentPart, place: DocumentPart | None) -> ShardReport:
     """Check one document table of a store, and its entry in the index.
 
     Parameters
     ----------
     folder
         The folder of the store.
+    tables
+        The tables that somebody has open.
     part
         The entry.
     place
@@ -165,7 +212,7 @@ def verify_documents(folder: Path, part: DocumentPart, place: DocumentPart | Non
     path = folder / part.path
     report = ShardReport(str(path), backend="hdf5", document_count=part.document_count)
     with _recorded(report):
-        with closing(DocumentTableFile(path, part)) as table:
+        with nullcontext(tables[path]()) if path in tables else closing(DocumentTableFile(path, part)) as table:
             table.check()
             found = table.part()._replace(path=part.path)
         if place is None:
@@ -275,24 +322,26 @@ def verify_store(
         If this machine lacks something that a file needs, such as a codec, or this user may not read it: nothing is
         known about the files.
     """
-    return _reports_on(path, split, read_as, {}, workers, progress, announce)
+    return _reports_on(path, split, read_as, OpenedPath(), workers, progress, announce)
 
 
 def _reports_on(
     path: str | os.PathLike[str],
     split: str | None,
     read_as: ReadAs,
-    opened: OpenedFiles,
+    opened: OpenedPath,
     workers: int | None = None,
     progress: Count = lambda tokens: None,
     announce: Count = lambda tokens: None,
 ) -> list[ShardReport]:
     """Return the reports on the files at a path, as `verify_store`."""
     require_read_as(read_as)
-    with _begin_look(path, opened) as look:
+    with _begin_look(path, opened.files) as look:
         require_datasets(look, read_as)
         stores = {} if read_as.lacks_header or read_as.digests is not None else stores_at(look.path)
-        reports, found = _in_stores(look.path, stores, split) if stores else _in_place(look, read_as, split)
+        reports, found = (
+            _in_stores(look.path, stores, split, opened.index) if stores else _in_place(look, read_as, split)
+        )
         checks = [_Check(look, known, opened, progress, announce) for known in found]
         if num_tokens := sum(check.num_tokens for check in checks):
             announce(num_tokens)
@@ -302,14 +351,21 @@ def _reports_on(
     return reports
 
 
-def _begin_look(path: str | os.PathLike[str], opened: OpenedFiles) -> Look:
+def _begin_look(path: str | os.PathLike[str], opened: Mapping[Path, Callable[[], FoundFile]]) -> Look:
     """Return a look at a path, which may be a file that somebody has open."""
     found = opened[path]().look if isinstance(path, Path) and path in opened else None
     return found or look_of(path)
 
 
-def _in_stores(path: Path, stores: Mapping[str, Path], split: str | None) -> tuple[list[ShardReport], list[_InStore]]:
+def _in_stores(
+    path: Path, stores: Mapping[str, Path], split: str | None, index: ShardIndex | None
+) -> tuple[list[ShardReport], list[_InStore]]:
     """Return reports on what is wrong with the indexes of several stores, and the shards of each store.
+
+    Parameters
+    ----------
+    index
+        The index of a store that is alone, which somebody has read; None: each is read.
 
     Raises
     ------
@@ -323,7 +379,7 @@ def _in_stores(path: Path, stores: Mapping[str, Path], split: str | None) -> tup
     for name, store in stores.items():
         report = ShardReport(str(store))
         with _recorded(report) if name else nullcontext():
-            found[name] = ShardIndex.load(store)
+            found[name] = ShardIndex.load(store) if index is None or name else index
         reports.append(report)
     compared = ShardReport(reports[-1].path)
     with _recorded(compared):
@@ -371,7 +427,7 @@ def _unknown(look: Look, digests: Digests | None) -> ShardReport:
 
 
 def require_digests(
-    path: Path, split: str | None = None, read_as: ReadAs = AS_STORED, opened: OpenedFiles | None = None
+    path: Path, split: str | None = None, read_as: ReadAs = AS_STORED, opened: OpenedPath | None = None
 ) -> None:
     """Compare a store or stream with its digests; raise the first problem, or `UnverifiableError` where one lacks.
 
@@ -380,9 +436,9 @@ def require_digests(
     path, split, read_as
         As for `verify_store`.
     opened
-        Those of its files that are open; None: none.
+        Its files that are open; None: none.
     """
-    for report in _reports_on(path, split, read_as, opened or {}):
+    for report in _reports_on(path, split, read_as, opened or OpenedPath()):
         if report.problem:
             raise report.problem
         if report.missing:
@@ -469,7 +525,7 @@ class _Check:
 
     look: Look
     known: _InStore | _InPlace
-    opened: OpenedFiles
+    opened: OpenedPath
     progress: Count
     announce: Count
 
@@ -481,19 +537,21 @@ class _Check:
     def run(self, readers: ReadPool) -> list[ShardReport]:
         """Return a report on each file, and on all else that belongs to them."""
         reports = readers.map(self._file, count(), self.known.files)
-        return reports + self.known.others(readers, reports)
+        return reports + self.known.others(readers, reports, self.opened.tables)
 
     def _file(self, number: int, file: CorpusFile) -> ShardReport:
         path = file.path
         known = self.known
         report = ShardReport(str(path))
         counted = _Counted(self.progress, self.announce, file.num_tokens)
-        opened = self.opened[path]() if path in self.opened else None
+        begin = self.opened.files.get(path)
+        opened = None if begin is None else begin()
         with (
             self._look_at(number, path, opened) as look,
             _recorded(report, is_lone=known.is_lone, is_named=known.is_named),
         ):
-            known.compare(number, look, None if opened is None else opened.column, report, counted)
+            column = None if opened is None else opened.column
+            known.compare(number, look, column, self.opened.tables, report, counted)
         counted.end()
         return report
 
@@ -541,7 +599,15 @@ class _InStore:
         """The files of the shards."""
         return self.index.files(self.folder)
 
-    def compare(self, number: int, look: Look, column: Column | None, report: ShardReport, counted: _Counted) -> None:
+    def compare(
+        self,
+        number: int,
+        look: Look,
+        column: Column | None,
+        opened: OpenTables,
+        report: ShardReport,
+        counted: _Counted,
+    ) -> None:
         """Fill the report of the shard that has this number; `column` as for `open_unchecked`."""
         code = load_format(format_of(look))
         _compare_stored(code, look, column, report, counted, partial(self._compare_facts, number))
@@ -552,9 +618,10 @@ class _InStore:
         if entry.crc32 != NOT_KNOWN and "crc32" not in report.checks:  # no reader opens it without the rows
             report.missing = corpus.missing_digests()
 
-    def others(self, readers: ReadPool, reports: Sequence[ShardReport]) -> list[ShardReport]:
+    def others(self, readers: ReadPool, reports: Sequence[ShardReport], opened: OpenTables) -> list[ShardReport]:
         """Return the reports on the document tables, and compare the counts of all shards if none of these is bad."""
-        tables = readers.map(partial(verify_documents, self.folder), self.index.documents, _places(self.index))
+        check = partial(verify_documents, self.folder, opened)
+        tables = readers.map(check, self.index.documents, _places(self.index))
         if self.is_whole and not any(report.problem for report in reports):
             _check_records(self.folder, self.index, reports)
         return tables
@@ -590,14 +657,22 @@ class _InPlace:
         """Whether the user names their dataset, so that the wrong one is an error of the call."""
         return self.digests is None and self.read_as.dataset is not None
 
-    def compare(self, number: int, look: Look, column: Column | None, report: ShardReport, counted: _Counted) -> None:
+    def compare(
+        self,
+        number: int,
+        look: Look,
+        column: Column | None,
+        opened: OpenTables,
+        report: ShardReport,
+        counted: _Counted,
+    ) -> None:
         """Fill the report of the file that has this number; `column` as for `open_unchecked`."""
         code = self.code
         if isinstance(code, FlatFormat) and (self.digests is not None or not code.row.takes_batches):
             report.backend = code.name
             self._compare_made(code, self.files[number], look, report, counted)
         else:
-            _compare_stored(code, look, column, report, counted, check_sidecars)
+            _compare_stored(code, look, column, report, counted, partial(check_sidecars, opened))
 
     def _compare_made(
         self, flat: FlatFormat, file: CorpusFile, look: Look, report: ShardReport, counted: _Counted
@@ -621,7 +696,7 @@ class _InPlace:
             made.require_documents(facts.path, flat.document_offsets(facts))
             report.checks.append("documents")
 
-    def others(self, readers: ReadPool, reports: Sequence[ShardReport]) -> list[ShardReport]:
+    def others(self, readers: ReadPool, reports: Sequence[ShardReport], opened: OpenTables) -> list[ShardReport]:
         """Return a report on each file that was digested and is not there."""
         if self.digests is None or not self.path.is_dir():
             return []
@@ -692,10 +767,10 @@ def _check_entry(
     if entry.backend != corpus.backend:
         raise FormatError(f"{corpus.path}: {INDEX_NAME} has backend {entry.backend!r}, found {corpus.backend!r}")
     require_agreement(index, entry, corpus)
-    if entry.pieces is not None:
-        check_pieces(corpus, entry.pieces, report)
+    pieces = None if entry.pieces is None else check_pieces(corpus, entry.pieces, report)
+    of_file = entry_of(corpus, corpus.origin.get("split"), sha256=report.sha256, pieces=pieces)
     folder = corpus.path.parents[entry.path.count("/")]
-    _compare_facts(folder, corpus.path, _facts(index, entry, table, corpus, report.sha256))
+    _compare_facts(folder, corpus.path, _facts(index, entry, table, corpus, of_file))
     report.checks.append("index")
 
 
@@ -709,10 +784,9 @@ class _Fact(NamedTuple):
 
 
 def _facts(
-    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, corpus: Corpus, sha256: str
+    index: ShardIndex, entry: ShardEntry, table: DocumentPart | None, corpus: Corpus, found: ShardEntry
 ) -> Iterator[_Fact]:
-    """Yield the facts about a shard that `require_agreement` does not compare."""
-    found = entry_of(corpus, corpus.origin.get("split"), sha256=sha256)
+    """Yield the facts about a shard that `require_agreement` does not compare; `found` are those of its file."""
     names_split = "split" in corpus.origin or found.pieces is not None
     yield _Fact("bytes", entry.num_bytes, found.num_bytes, 0)
     yield _Fact("crc32", entry.crc32, found.crc32, NOT_KNOWN)

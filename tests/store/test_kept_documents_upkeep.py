@@ -132,6 +132,23 @@ def test_a_lost_index_is_made_again(split_store):
     assert not problems(split_store)
 
 
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_document_table_of_another_store_is_named(is_copy, split_store, tmp_path):
+    before = zb_hdf5.ShardIndex.load(split_store)
+    other = split_store / "documents-00007.tables"
+    if is_copy:
+        shutil.copy(split_store / before.documents[0].path, other)
+    else:
+        write_file(tmp_path / "x.h5", 3)
+        shutil.copy(documents_path(tmp_path / "x.h5"), other)
+    match = f"{other.name}: is not of this store, or a copy: .* documents-00000.tables, documents-00001.tables; move"
+    is_refused(zb_hdf5.FormatError, lambda: rebuild_index(split_store, force=True), match=match)
+    assert zb_hdf5.ShardIndex.load(split_store) == before
+    shutil.copy(other, split_store / before.documents[0].path)  # made again: the user has the last word
+    other.unlink()
+    assert rebuild_index(split_store, force=True).documents[0].path == before.documents[0].path
+
+
 def test_repair_keeps_the_pieces_of_the_kept_batches(split_store):
     flip_token(split_store / "shard-00001-of-00004.h5", 1)
     reports = repair(split_store)

@@ -162,6 +162,21 @@ def document_tables(
     return tuple(part for part in in_order(parts) if part.sha256)
 
 
+def _require_own_tables(folder: Path, old: ShardIndex, tables: Sequence[DocumentPart]) -> None:
+    """Raise `FormatError` for a document table in the folder of a store whose old index has others alone.
+
+    A table does not tell to which store it belongs, and each one moves the documents after it to other tokens. One that
+    was made again has the name of the one before it.
+    """
+    known = {table.path for table in old.documents}
+    other = next((table.path for table in tables if known and table.path not in known), None)
+    if other is not None:
+        raise FormatError(
+            f"{folder / other}: is not of this store, or a copy: expected the document tables of {INDEX_NAME}, "
+            f"{', '.join(sorted(known)[:MAX_SHOWN])}; move it away"
+        )
+
+
 def _likeness(meta: StoreMeta) -> str:
     """Return the facts that all files of a store share; a `.batch` has neither vocabulary nor tokenizer."""
     fields = "".join(f", {field.name} {field.dtype}{field.shape or ''}" for field in meta.fields)
@@ -268,7 +283,7 @@ def rebuild_index(
     IncompleteError
         If shards are missing, by the numbers in their names, or one is not finished.
     FormatError
-        If there are no shards, or they disagree.
+        If there are no shards, or they disagree, or the folder has a document table that the old index lacks.
     """
     folder = local_path(folder)
     if not folder.is_dir():
@@ -290,6 +305,8 @@ def _index_like(old: ShardIndex, paths: list[Path], progress: CountFiles) -> Sha
     known = {_number(shard.path): shard.split for shard in old.shards}
     splits = {path.name: known[_number(path.name)] for path in paths if _number(path.name) in known}
     index = index_files(paths, splits=splits, shuffle=old.shuffle, source=old.source, progress=progress)
+    if index.meta.layout == BATCHES_LAYOUT:
+        _require_own_tables(paths[0].parent, old, index.documents)
     kept = {name: getattr(index.meta, name) or getattr(old.meta, name) for name in ONLY_IN_SOME_FILES}
     # several shards of batches may have parts of a document
     if index.meta.layout == BATCHES_LAYOUT and known.keys() == {_number(path.name) for path in paths}:

@@ -395,9 +395,9 @@ def test_an_epoch_of_a_store_without_a_split_for_training_is_refused_as_a_loader
     zb_hdf5.convert(tmp_path / "ids.jsonl", "hdf5", tmp_path / "both", source_format="hf", **how)
     with zb_hdf5.open_corpus(tmp_path / "both", split="val") as corpus:
         zb_hdf5.convert(corpus, "hdf5", tmp_path / "val", workers=1)
-    assert "expected a split that this store has (val), found 'train'" in said(
-        2, "info", tmp_path / "val", "--world-size", 2
-    )
+    refused = f"{tmp_path / 'val'}: expected a split that this store has (val), found 'train'"
+    assert refused in said(2, "info", tmp_path / "val", "--world-size", 2)
+    assert refused in said(2, "verify", tmp_path / "val", "--split", "train")
     assert "val" in said(0, "info", tmp_path / "val")
 
 

@@ -151,7 +151,7 @@ def _store_of(found: FoundStore) -> Corpus:
     if isinstance(found.path, RemotePath) and not found.index.complete:
         raise IncompleteError(f"{found.path}: is still written: a store that grows is read on its own machine only")
     compare_digests(found)
-    index = found.index.of_split(found.split)
+    index = found.index.of_split(found.split, found.path)
     folder = found.folder
     require_files(folder, index)
     if index.complete:
@@ -162,7 +162,7 @@ def _store_of(found: FoundStore) -> Corpus:
 
 
 def _index_of_store(found: FoundStore) -> ShardIndex:
-    index = found.index.of_split(found.split)
+    index = found.index.of_split(found.split, found.path)
     values = index.table.values
     if not all(values["complete"]):
         name = values["path"][list(values["complete"]).index(False)]

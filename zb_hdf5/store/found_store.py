@@ -39,7 +39,7 @@ class FoundStore(Found):
         return replace(self, split=split)
 
     def splits_there(self) -> list[str | None]:
-        return [*train_first(self.index.of_split(self.split).table.values["split"])]
+        return [*train_first(self.index.of_split(self.split, self.path).table.values["split"])]
 
 
 def stores_at(path: Path) -> dict[str, Path]:

@@ -122,8 +122,13 @@ class ShardIndex:
         """Digest of the store: over the shard digests, in order."""
         return combine_sha256(self.table.values["sha256"])
 
-    def of_split(self, split: str | None) -> Self:
+    def of_split(self, split: str | None, path: str | os.PathLike[str] = INDEX_NAME) -> Self:
         """Return the index of the shards of one split, named by any of its words, in order; None: of all shards.
+
+        Parameters
+        ----------
+        path
+            The store, for messages.
 
         Raises
         ------
@@ -136,7 +141,7 @@ class ShardIndex:
         if split is None or list(known) == [split]:
             return self
         if split not in known:
-            raise ArgumentError(f"expected a split that this store has ({', '.join(known)}), found {split!r}")
+            raise ArgumentError(f"{path}: expected a split that this store has ({', '.join(known)}), found {split!r}")
         documents = tuple(part for part in self.documents if part.split == split)
         shards = [self.shards[number] for number, name in enumerate(splits) if name == split]
         return replace(self, shards=shards, documents=documents)

@@ -591,7 +591,7 @@ class _InStore:
     def at(cls, store: Path, index: ShardIndex, split: str | None) -> Self:
         """Return the shards of one split of a store, which is its folder or its `shards.json`; None: of all."""
         folder = store.parent if store.name == INDEX_NAME else store
-        part = index.of_split(split)
+        part = index.of_split(split, store)
         return cls(folder, part, {table.path: table for table in part.documents}, split is None)
 
     @property

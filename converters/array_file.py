@@ -21,7 +21,8 @@ from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import STREAM_LAYOUT, TokenArray
-from zb_hdf5.store.verify import OpenedPath, require_digests
+from zb_hdf5.store.opened_path import OpenedPath
+from zb_hdf5.store.verify import require_digests
 
 
 class ArrayFile:

@@ -40,8 +40,9 @@ from zb_hdf5.read_as import ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, TokenArray, stored_dtype
 from zb_hdf5.store.format_list import flat_format
 from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.opened_path import OpenedPath
 from zb_hdf5.store.store_corpus import StoreCorpus
-from zb_hdf5.store.verify import OpenedPath, require_digests
+from zb_hdf5.store.verify import require_digests
 
 #: A stream is read as it is stored.
 READ_AS_STORED: Final = InputOptions()

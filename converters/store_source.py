@@ -34,10 +34,11 @@ from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, fi
 from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
+from zb_hdf5.store.opened_path import OpenedPath
 from zb_hdf5.store.opening import shaped_batches
 from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.store.store_documents import StoreDocuments
-from zb_hdf5.store.verify import OpenedPath, require_digests
+from zb_hdf5.store.verify import require_digests
 
 #: Records of a batch that is cut from a stream.
 

@@ -30,7 +30,7 @@ from zb_hdf5 import (
 )
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.store.digests import Digests
-from zb_hdf5.store.verify import Outcome
+from zb_hdf5.store.shard_report import Outcome
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "batch,record,token"

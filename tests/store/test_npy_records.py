@@ -25,7 +25,7 @@ from zb_hdf5 import (
     write_digests,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.store.verify import Outcome
+from zb_hdf5.store.shard_report import Outcome
 
 ONE_RANK = {"rank": 0, "world_size": 1}
 AXES = "record,token"

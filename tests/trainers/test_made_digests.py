@@ -36,7 +36,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS
 from zb_hdf5.store.digests import Digests
 from zb_hdf5.store.rebuild import index_files
-from zb_hdf5.store.verify import Outcome
+from zb_hdf5.store.shard_report import Outcome
 
 GOLDEN = Path(__file__).parents[1] / "data" / "trainers"
 #: The digests of `megatron/uint16`, as the first version has written them.

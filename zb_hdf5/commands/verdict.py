@@ -16,7 +16,7 @@ from zb_hdf5.console import (
 )
 from zb_hdf5.errors import ChecksumError, FormatError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.store.verify import Outcome, ShardReport
+from zb_hdf5.store.shard_report import Outcome, ShardReport
 
 #: The word for each outcome, and its sense for one file; the worst outcome is the first.
 _OUTCOMES: Final = {

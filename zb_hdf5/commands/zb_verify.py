@@ -42,7 +42,8 @@ def zb_verify(path: Path, workers: int | None, read_as: ReadAs, split: str | Non
     """
     from zb_hdf5.commands.verdict import verdict
     from zb_hdf5.store.set_place import sets_of
-    from zb_hdf5.store.verify import ShardReport, verify_store
+    from zb_hdf5.store.shard_report import ShardReport
+    from zb_hdf5.store.verify import verify_store
 
     try:
         with Progress("verify", 0) as progress:

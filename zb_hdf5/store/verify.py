@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from zb_hdf5.documents.document_table import DocumentPart, DocumentTable, DocumentTableFile, in_order
 from zb_hdf5.documents.metadata import TableInfo
@@ -33,7 +32,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest
-from zb_hdf5.formats.format import Format, Found
+from zb_hdf5.formats.format import Format
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import INDEX_NAME, NOT_KNOWN, STREAM_LAYOUT, StoreMeta, documents_path, pieces_path
@@ -42,106 +41,19 @@ from zb_hdf5.store.both_formats import require_same_tokens
 from zb_hdf5.store.digests import CHUNKS_OF_FLAT_FILES, Count, Digests, files_without_digests, needs_no_digests
 from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.found_path import look_of
-from zb_hdf5.store.found_store import FoundStore, stores_at
+from zb_hdf5.store.found_store import stores_at
 from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.lost_index import no_index
+from zb_hdf5.store.opened_path import OpenedPath, OpenTables
 from zb_hdf5.store.rebuild import PiecesFacts, entry_of
 from zb_hdf5.store.recognition import files_in_place, format_of, no_known_file, require_datasets
+from zb_hdf5.store.shard_report import ShardReport
 from zb_hdf5.store.shard_table import ShardEntry
 from zb_hdf5.store.unchecked_file import open_unchecked
 from zb_hdf5.store.way_in import not_in_place
 
 if TYPE_CHECKING:  # h5py, which `.batch` files do not need
     from zb_hdf5.formats.h5_column import Column
-    from zb_hdf5.store.store_corpus import StoreCorpus
-
-#: Functions that return document tables that somebody has open, by their paths.
-OpenTables: TypeAlias = Mapping[Path, Callable[[], DocumentTableFile]]
-
-
-@dataclass(frozen=True)
-class OpenedPath:
-    """The files at a path that somebody has open: none of them is opened again.
-
-    Attributes
-    ----------
-    files
-        The functions that begin a file, by their paths: it is read by a copy of its descriptor, and with the facts
-        known.
-    tables
-        The document tables.
-    index
-        The index of a store, with all splits; None: it is read.
-    """
-
-    files: Mapping[Path, Callable[[], FoundFile]] = field(default_factory=dict)
-    tables: OpenTables = field(default_factory=dict)
-    index: ShardIndex | None = None
-
-    @classmethod
-    def of(cls, found: Found, corpora: Iterable[StoreCorpus]) -> Self:
-        """Return what is open of a path that was found, by the corpora of it."""
-        files: dict[Path, Callable[[], FoundFile]] = {}
-        tables: dict[Path, Callable[[], DocumentTableFile]] = {}
-        for corpus in corpora:
-            files |= corpus.opened_files
-            if corpus.document_table is not None:
-                tables |= corpus.document_table.files
-        return cls(files, tables, found.index if isinstance(found, FoundStore) else None)
-
-
-@dataclass
-class ShardReport:
-    """The result of the check of one file.
-
-    Attributes
-    ----------
-    sha256
-        Computed from the bytes on disk; empty if they could not be read.
-    fields
-        Name -> sha256 of its values, computed from the bytes on disk.
-    total_records
-        Source records of the batches, as the file has it.
-    document_count
-        Documents of a document table; 0 of any other file.
-    checks
-        The digests that agreed: "crc32", "sha256", "index", "documents", "pieces", and "field NAME" of each field.
-    missing
-        The digest that is missing, and the way to get it; empty if the tokens were compared, and readers can do so.
-    problem
-        The first thing that is wrong, or None.
-    """
-
-    path: str
-    backend: str = ""
-    num_batches: int = 0
-    token_count: int = 0
-    sha256: str = ""
-    total_records: int = 0
-    document_count: int = 0
-    checks: list[str] = field(default_factory=list)
-    fields: dict[str, str] = field(default_factory=dict)
-    missing: str = ""
-    problem: ZbError | None = None
-
-    def __repr__(self) -> str:
-        reason = "" if self.problem is None and not self.missing else f": {self.problem or self.missing}"
-        return f"{type(self).__name__}({self.path!r}, {self.token_count:,} tokens, {self.outcome.value}{reason})"
-
-    @property
-    def outcome(self) -> Outcome:
-        """The verdict on the file."""
-        if self.problem is not None:
-            return Outcome.BAD
-        return Outcome.UNVERIFIED if self.missing else Outcome.VERIFIED
-
-
-class Outcome(StrEnum):
-    """The verdicts of a check of digests."""
-
-    VERIFIED = "verified"
-    UNVERIFIED = "unverified"  # there was nothing to compare with
-    BAD = "bad"
 
 
 def check_pieces(corpus: Corpus, expected: TableInfo | None, report: ShardReport) -> PiecesFacts:

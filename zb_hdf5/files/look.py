@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any, Final, Self
 
 from zb_hdf5.files.bounded import require_bounded
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.identity import FileIdentity, Identity, identity_of, require_identity, require_unreplaced
+from zb_hdf5.files.identity import FileIdentity, Identity, require_identity, require_unreplaced
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, files_at_hand, regular, require_regular
+from zb_hdf5.files.paths import RemotePath, files_at_hand, regular_with_status, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
 HEAD_BYTES: Final = 4096
 #: Looks that stay open for others in a process, at most: a folder may have 100,000 files.
 MAX_KEPT: Final = 1024
+#: The descriptors of the looks that are kept open for others.
+_KEPT: Final[set[int]] = set()
 
 
 class Look:
@@ -32,43 +33,53 @@ class Look:
     Parameters
     ----------
     path
-        A file or folder of this machine, or a URL.
+        A file or folder of this machine, or a URL. Of a file its name is enough: a folder has thousands of them.
     fd
         An open descriptor of the file, which is taken; None: the file is not open.
 
     Attributes
     ----------
+    text
+        The text of the path.
+    is_far
+        Whether the path is a URL.
     handles
         The open handles that a library has of this file and those beside it, by their paths; None: none is kept.
     """
 
     _fd: int | None = None
 
-    def __init__(self, path: Path, fd: int | None = None) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, fd: int | None = None) -> None:
+        if isinstance(path, Path):
+            self.path = path
+        self.text = os.fspath(path)
+        self.is_far = isinstance(path, RemotePath)
         self.handles: dict[str, Any] | None = None
         if fd is not None:
             self._fd = fd
         self._others: dict[str, Look] = {}
-        self._is_kept = False
+
+    @cached_per_process
+    def path(self) -> Path:
+        """The path."""
+        return Path(self.text)
 
     def of(self, path: str | os.PathLike[str]) -> Look:
         """Return the look at another file that belongs to this path: one in the folder, or beside the file."""
         key = os.fspath(path)
-        if key == os.fspath(self.path):
+        if key == self.text:
             return self
         if key not in self._others:
-            self._others[key] = Look(path if isinstance(path, Path) else Path(path))
+            self._others[key] = Look(path if isinstance(path, Path) else key)
         found = self._others[key]
         found.handles = self.handles
         return found
 
     def each(self, paths: Iterable[Path]) -> Iterator[Look]:
         """Yield the look at each of many files: one that is not known yet is closed before the next one."""
-        own = os.fspath(self.path)
         for path in paths:
             key = os.fspath(path)
-            if key in self._others or key == own:
+            if key in self._others or key == self.text:
                 yield self.of(path)
             else:
                 one = Look(path)
@@ -76,11 +87,6 @@ class Look:
                     yield one
                 finally:
                     one.close()
-
-    @property
-    def is_far(self) -> bool:
-        """Whether the path is a URL."""
-        return isinstance(self.path, RemotePath)
 
     @cached_per_process
     def is_dir(self) -> bool:
@@ -90,8 +96,8 @@ class Look:
     @cached_per_process
     def start(self) -> bytes:
         """The first bytes of the file, at most `HEAD_BYTES`."""
-        if isinstance(self.path, RemotePath):
-            source = RemoteObject(self.path.url)
+        if self.is_far:
+            source = RemoteObject(self.text)
             found = bytes(source.read(0, HEAD_BYTES, whole=False))
             self.identity = source.identity  # the answer has it
             return found
@@ -124,18 +130,18 @@ class Look:
     @cached_per_process
     def identity(self) -> Identity:
         """The identity of the file, with which a later open of it is compared."""
-        if isinstance(self.path, RemotePath):
-            return RemoteObject(self.path.url).identity
-        status = os.stat(self.path)
-        require_regular(status.st_mode, self.path)
+        if self.is_far:
+            return RemoteObject(self.text).identity
+        status = os.stat(self.text)
+        require_regular(status.st_mode, self.text)
         return FileIdentity.of(status)
 
     def _opened(self) -> int:
         """Return the descriptor of the file."""
         if self._fd is None:
-            self._fd = regular(self.path)
-            self.identity = identity_of(self._fd)
-            self.num_bytes = int(self.identity[0])
+            self._fd, status = regular_with_status(self.text)
+            self.identity = FileIdentity.of(status)
+            self.num_bytes = status.st_size
         return self._fd
 
     @contextmanager
@@ -179,40 +185,37 @@ class Look:
         """
         if self._fd is None or len(_KEPT) >= files_at_hand(MAX_KEPT):
             return None
-        _KEPT.add(self)
-        self._is_kept = True
+        _KEPT.add(self._fd)
         return self
 
     def again(self) -> Look | None:
         """Return another look by a copy of the descriptor; None: the file is not open. Not beside a `release`."""
         return None if self._fd is None else Look(self.path, os.dup(self._fd))
 
-    def release(self) -> int | None:
+    def release(self, kept: set[int] = _KEPT) -> int | None:
         """Return the open descriptor, which the caller closes from now on; None: the file is not open."""
-        self._is_kept = False
-        _KEPT.discard(self)  # it holds no descriptor any more
-        return self._taken()
-
-    def _taken(self) -> int | None:
         fd: int | None = self.__dict__.pop("_fd", None)  # of two threads one takes it
+        if fd is not None:
+            kept.discard(fd)
         return fd
 
     def close(self) -> None:
         """Close the files that are open."""
         for other in self._others.values():
-            if not other._is_kept:
+            if other._fd not in _KEPT:
                 other.close()
-        if not self._is_kept:
+        if self._fd is not None and self._fd not in _KEPT:
             self._close_file()
 
     def _close_file(self, close: Callable[[int], None] = os.close) -> None:
         """Close the file. `close` is bound: when the interpreter ends, no module has its names any more."""
-        fd = self._taken()
+        fd = self.release()
         if fd is not None:
             close(fd)
 
     def __del__(self) -> None:
-        self._close_file()
+        if self._fd is not None:
+            self._close_file()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Look, (self.path,)
@@ -224,7 +227,3 @@ class Look:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-#: The looks that are kept open for others.
-_KEPT: Final[weakref.WeakSet[Look]] = weakref.WeakSet()

@@ -121,6 +121,11 @@ def require_remote_access(path: Path, access: str) -> None:
 
 def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Open a regular file, without waiting for anything; return its descriptor. Also an `opener` for `open`."""
+    return regular_with_status(path, flags)[0]
+
+
+def regular_with_status(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
+    """Open a regular file as `regular`; return its status, too."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -128,11 +133,12 @@ def regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
             require_regular(os.stat(path).st_mode, path)  # a socket
         raise
     try:  # without `on_failure`, which takes as long as the open itself
-        require_regular(os.fstat(fd).st_mode, path)
+        status = os.fstat(fd)
+        require_regular(status.st_mode, path)
     except BaseException:
         os.close(fd)
         raise
-    return fd
+    return fd, status
 
 
 def head_of(path: str | os.PathLike[str], num_bytes: int) -> tuple[bytes, int]:
@@ -140,9 +146,9 @@ def head_of(path: str | os.PathLike[str], num_bytes: int) -> tuple[bytes, int]:
 
     A folder has thousands of files, and a buffered file would take twice as long for each.
     """
-    fd = regular(path)
+    fd, status = regular_with_status(path)
     try:
-        return os.read(fd, num_bytes), os.fstat(fd).st_size
+        return os.read(fd, num_bytes), status.st_size
     finally:
         os.close(fd)
 
@@ -179,10 +185,11 @@ def size_of(handle: int | RemoteObject) -> int:
 
 def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
     """Raise as `regular` does, unless `mode` says that it is a regular file."""
+    if stat.S_ISREG(mode):
+        return
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(mode):
-        raise FormatError(f"{path}: expected a file, found a FIFO, a socket or a device; copy it into a file")
+    raise FormatError(f"{path}: expected a file, found a FIFO, a socket or a device; copy it into a file")
 
 
 def cut_short(path: Path, expected: str, found: int) -> IncompleteError:

@@ -80,7 +80,7 @@ class FlatFacts(NamedTuple):
         """Return a look at the file of documents, which is opened if it is not: another file is refused."""
         if self.documents is not None and self.documents.is_open:
             return nullcontext(self.documents)
-        look = Look(Path(path))
+        look = Look(path)
         with on_failure(look.close):
             look.require(self.documents_identity)
         return look

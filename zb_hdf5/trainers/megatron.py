@@ -97,7 +97,7 @@ class _Index(NamedTuple):
     @property
     def edges_at(self) -> int:
         """The first byte of the edges of the documents."""
-        return self.offsets_at + EDGE.size * self.num_sequences
+        return HEADER.size + (LENGTH.size + EDGE.size) * self.num_sequences
 
     @property
     def path(self) -> Path:
@@ -120,8 +120,9 @@ class _Index(NamedTuple):
         length = 0
         if self.num_sequences:
             (length,) = LENGTH.unpack(self.look.read(LENGTH.size, self.offsets_at - LENGTH.size))
-        offset, first = OFFSET_AND_EDGE.unpack(self.look.read(OFFSET_AND_EDGE.size, self.edges_at - EDGE.size))
-        (last,) = EDGE.unpack(self.look.read(EDGE.size, self.edges_at + (self.num_edges - 1) * EDGE.size))
+        edges_at = self.edges_at
+        offset, first = OFFSET_AND_EDGE.unpack(self.look.read(OFFSET_AND_EDGE.size, edges_at - EDGE.size))
+        (last,) = EDGE.unpack(self.look.read(EDGE.size, edges_at + (self.num_edges - 1) * EDGE.size))
         if (first, last) != (0, self.num_sequences):
             raise FormatError(
                 f"{self.path}: expected documents from sequence 0 to {self.num_sequences:,}, found {first:,} to "
@@ -175,7 +176,7 @@ class Megatron(FlatFormat):
         return super().files(look)
 
     def fits(self, look: Look) -> bool:
-        index = look.of(_index_of(look.path))
+        index = look.of(_index_of(look.text))
         try:
             return index.start.startswith(MEGATRON_MAGIC) and not fairseq_dtype(index)
         except FileNotFoundError:
@@ -183,7 +184,8 @@ class Megatron(FlatFormat):
 
     def facts(self, look: Look) -> FlatFacts:
         path = look.path
-        index = _index_at(look.of(_index_of(path)), path)
+        name = _index_of(look.text)
+        index = _index_at(look.of(name), path)
         end = index.end_of_ids()
         try:
             num_bytes = look.num_bytes
@@ -195,8 +197,8 @@ class Megatron(FlatFormat):
                 "belongs to another index"
             )
         num_tokens = end // index.dtype.itemsize
-        require_few_empty(index.path, index.num_sequences, "sequences", num_tokens)
-        require_few_empty(index.path, index.num_edges - 1, "documents", num_tokens)
+        require_few_empty(name, index.num_sequences, "sequences", num_tokens)
+        require_few_empty(name, index.num_edges - 1, "documents", num_tokens)
         return FlatFacts(
             path,
             num_tokens,
@@ -232,7 +234,7 @@ class Megatron(FlatFormat):
         return starts
 
 
-def _index_of(path: Path) -> str:
+def _index_of(path: str | Path) -> str:
     """Return the path of the `.idx` beside a file of ids, as text: a folder has thousands of them."""
     name = os.fspath(path)
     if name.endswith(".BIN"):
@@ -262,7 +264,6 @@ def _require_in_order(found: FlatFacts) -> None:
 
 def _index_at(look: Look, ids: Path) -> _Index:
     """Return the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.facts`."""
-    path = look.path
     try:
         head = look.read(HEADER.size, 0)
     except FileNotFoundError as error:
@@ -272,24 +273,24 @@ def _index_at(look: Look, ids: Path) -> _Index:
         ) from error
     num_bytes = look.num_bytes
     if len(head) < HEADER.size:
-        raise IncompleteError(f"{path}: expected a header of {HEADER.size} bytes, found {len(head)}")
+        raise IncompleteError(f"{look.path}: expected a header of {HEADER.size} bytes, found {len(head)}")
     magic, version, code, num_sequences, num_edges = HEADER.unpack(head)
     if magic != MEGATRON_MAGIC or version != VERSION:
-        raise FormatError(f"{path}: expected an index of Megatron, version {VERSION}, found {head[:17]!r}")
+        raise FormatError(f"{look.path}: expected an index of Megatron, version {VERSION}, found {head[:17]!r}")
     if code not in ID_DTYPES:
         raise FormatError(
-            f"{path}: expected ids of a dtype with code {', '.join(map(str, ID_DTYPES))}, found code {code}"
+            f"{look.path}: expected ids of a dtype with code {', '.join(map(str, ID_DTYPES))}, found code {code}"
         )
     if num_edges < 1:
-        raise FormatError(f"{path}: expected the edges of its documents, found none")
+        raise FormatError(f"{look.path}: expected the edges of its documents, found none")
     index = _Index(look, ID_DTYPES[code], num_sequences, num_edges)
     end = index.edges_at + num_edges * EDGE.size
     if num_bytes == end + num_sequences and num_sequences:
-        raise FormatError(f"{path}: has the mode of each sequence: multimodal data are not read")
+        raise FormatError(f"{look.path}: has the mode of each sequence: multimodal data are not read")
     if num_bytes != end:
         raise IncompleteError(
-            f"{path}: expected {end:,} bytes for {num_sequences:,} sequences and {num_edges - 1:,} documents, found "
-            f"{num_bytes:,}"
+            f"{look.path}: expected {end:,} bytes for {num_sequences:,} sequences and {num_edges - 1:,} documents, "
+            f"found {num_bytes:,}"
         )
     return index
 

@@ -168,10 +168,12 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     path = any_path(path)
     if isinstance(path, RemotePath):
         return Listing(path, (), _NOTHING if path.is_dir() else None)
-    if not path.is_dir():
-        require_regular(_status(path).st_mode, path)
-        return Listing(path, (), None)
-    tree = _tree_of(path)
+    tree = (_KEPT.get() or {}).get(os.fspath(path))
+    if tree is None:
+        if not path.is_dir():
+            require_regular(_status(path).st_mode, path)
+            return Listing(path, (), None)
+        tree = _tree_of(path)
     if suffixes not in tree.listings:
         tree.listings[suffixes] = _listing(path, tree, suffixes)
     return tree.listings[suffixes]

@@ -439,12 +439,13 @@ class Corpus:
         ArgumentError
             If a stream has no shape, or one that is not possible, or stored batches have another one.
         """
-        windows = self._windows(batch_size, seq_len, stride)
+        windows = self.windows_of(batch_size, seq_len, stride)
         return Batches(
             self, windows, reads_targets=self.is_stream, num_context=0 if context_targets else windows.overlap
         )
 
-    def _windows(self, batch_size: int | None, seq_len: int | None, stride: int | None) -> Windows:
+    def windows_of(self, batch_size: int | None, seq_len: int | None, stride: int | None = None) -> Windows:
+        """Return the cut of the tokens into records and batches. Takes and raises as `batches`."""
         stored = self.windows
         if stored is None:
             if batch_size is None or seq_len is None:

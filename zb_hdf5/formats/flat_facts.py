@@ -85,12 +85,8 @@ class FlatFacts(NamedTuple):
             look.require(self.documents_identity)
         return look
 
-    def closed(self) -> FlatFacts:
-        """Return the facts without an open file."""
-        return self if self.documents is None else self._replace(documents=None)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return FlatFacts, tuple(self.closed())
+        return FlatFacts, tuple(self._replace(documents=None))
 
     def as_known(self, documents: Identity | None) -> FlatFacts:
         """Return the facts of a file that is looked at again: another file of its documents is refused. None: any."""

@@ -15,14 +15,15 @@ from zb_hdf5.store.index import ShardIndex, find_index
 
 def stores_by_format(folder: Path) -> dict[str, Path]:
     """Return format -> store; empty for any other path. A store whose index was lost counts."""
-    if isinstance(folder, RemotePath) or not folder.is_dir() or find_index(folder):
+    if isinstance(folder, RemotePath) or not folder.is_dir():
         return {}
     places = {name: folder / name for name in backends()}
-    return {
-        name: place
-        for name, place in places.items()
-        if (place / INDEX_NAME).exists() or any(place.glob(f"{SHARD_PREFIX}*"))
-    }
+    found = {name: place for name, place in places.items() if place.is_dir() and _has_shards(place)}
+    return {} if found and find_index(folder) else found
+
+
+def _has_shards(folder: Path) -> bool:
+    return (folder / INDEX_NAME).exists() or any(folder.glob(f"{SHARD_PREFIX}*"))
 
 
 def require_same_tokens(folder: Path, stores: Mapping[str, ShardIndex]) -> None:

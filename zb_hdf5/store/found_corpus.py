@@ -261,7 +261,7 @@ def _digests_of(found: Found, made: Digests, names: Sequence[str]) -> dict[str, 
 def _meta_of_ids(facts: Sequence[FlatFacts]) -> StoreMeta:
     """Return the stream of files of ids, of the smallest dtype that holds the ids of all files."""
     require_alike(facts)
-    dtype = fitting_dtype((each.dtype for each in facts), vocab_size=0)
+    dtype = fitting_dtype({each.dtype for each in facts}, vocab_size=0)
     return StoreMeta(1, DEFAULT_CHUNK_TOKENS, dtype, layout=STREAM_LAYOUT, fields=facts[0].fields)
 
 

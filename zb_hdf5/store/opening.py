@@ -256,7 +256,7 @@ def _windows_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, o
     """
     if overlap < 0:
         raise ArgumentError(f"overlap must be at least 0, found {overlap}")
-    windows = corpus.batches(batch_size, None if seq_len is None else seq_len + overlap, seq_len).windows
+    windows = corpus.windows_of(batch_size, None if seq_len is None else seq_len + overlap, seq_len)
     batches = Batches(corpus, windows)
     if not batches.num_records:
         more = f" and {overlap} more" if overlap else ""

@@ -206,11 +206,12 @@ class ShardTable(Sequence[ShardEntry]):
         for key, (name, kind) in INDEX_SHARD_KEYS.items():
             value = paths if name == "path" else facts[name]
             if kind is int:
-                values[key] = np.broadcast_to(np.asarray(value, np.int64), len(paths))
+                values[key] = np.full(len(paths), value, np.int64)
             else:
                 values[key] = value if isinstance(value, list) else [value] * len(paths)
-        unknown = _arrays([FieldDigest()] * len(paths), INDEX_FIELD_KEYS)
-        return cls(values, {}, dict.fromkeys(fields, unknown))
+        names = list(fields)
+        unknown = _arrays([FieldDigest()] * len(paths), INDEX_FIELD_KEYS) if names else {}
+        return cls(values, {}, dict.fromkeys(names, unknown))
 
     def __len__(self) -> int:
         return len(self.values["path"])

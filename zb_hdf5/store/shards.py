@@ -127,7 +127,9 @@ class Sharded(Tokens):
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
         index = self.index
-        column = self.index.meta.column
+        if self.asked != "h5py" and not index.table.columns:
+            return None
+        column = index.meta.column
         has_tokens = index.table.values["token_count"] > 0
         first = index.shards[int(has_tokens.argmax())]
         if self.asked == "h5py":
@@ -393,9 +395,7 @@ class Sharded(Tokens):
     def close(self) -> None:
         self._is_closed = True
         self._files.close()
-        for number, each in self.found.items():
-            if isinstance(each, FlatFacts):
-                self.found[number] = each.closed()
+        self.found.clear()  # and with the facts the files that are open for whoever reads the documents
         self._access = self._access or "auto"  # nothing is opened any more to find out
         self._reset()
 

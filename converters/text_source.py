@@ -18,7 +18,7 @@ from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.stream_target import repeated_id
 from zb_hdf5.documents.metadata import row_of_source
-from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, SourceOfFiles, TokenizedDocuments
 from zb_hdf5.spec import dtype_of_ids, stored_dtype
 from zb_hdf5.text.document_file import Block, DocumentFile
 from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED, Dropped, Reason
@@ -65,8 +65,8 @@ def _loaded(spec: str, digest: str) -> Tokenizer:
     return load_tokenizer(spec)
 
 
-class TextSource(DocumentSource):
-    """Files of text, tokenized by a recipe. See `DocumentSource`.
+class TextSource(SourceOfFiles):
+    """Files of text, tokenized by a recipe. See `SourceOfFiles`.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class TextSource(DocumentSource):
         max_dropped: float = DEFAULT_MAX_DROPPED,
         dtype: str = "auto",
     ) -> None:
-        self._files = list(files)
+        self._files: list[DocumentFile] = list(files)
         self._recipe = recipe
         self.max_dropped = max_dropped
         tokenizer = load_tokenizer(recipe.tokenizer)

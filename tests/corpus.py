@@ -23,4 +23,7 @@ def files(tmp_path, texts, monkeypatch):
     folder.mkdir()
     for name, part in (("a", texts[:90]), ("b", texts[90:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
-    return open_documents([folder])
+    opened = open_documents([folder])
+    yield opened
+    for file in opened:  # which pytest still holds when it looks for open files
+        file.close()

@@ -40,6 +40,8 @@ TIMED: Final = "bench"
 #: The commands among them that take the shape of windows over a stream, and the options that each one needs.
 SHAPED: Final = ("which", "show", TIMED, "plan", "stage", "epoch")
 NEEDED: Final[dict[str, tuple[Any, ...]]] = {TIMED: ("--seconds", 1), "plan": ("--ranks", 2)}
+#: Processes that read one file in several parts.
+WORKERS: Final = 2
 #: Kinds of paths that are read once, by a conversion alone: their places, and the options of the conversion.
 ONCE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "text-jsonl": ("sources/text", {"tokenizer": "byte"}),
@@ -50,6 +52,10 @@ ONCE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "ids-jsonl": ("once/hf/corpus.jsonl", {}),
     "ids-parquet": ("once/hf/corpus.parquet", {}),
     "ragged": ("once/ragged", {}),
+    "text-gzip": ("once/text/a.jsonl.gz", {"tokenizer": "byte"}),
+    "text-plain": ("once/text/a.txt", {"tokenizer": "byte"}),
+    "text-workers": ("once/groups/text.parquet", {"tokenizer": "byte", "shards": 4, "workers": WORKERS}),
+    "ids-workers": ("once/groups/ids.parquet", {"shards": 4, "workers": WORKERS}),
 }
 #: A line of the trace; that of an open which another thread interrupts has no result.
 _OPENED: Final = re.compile(
@@ -265,15 +271,19 @@ def _run(folder: Path, uses: list[str], chosen: list[str]) -> None:
             continue
         _marked(kind, "convert")
         with _quiet():
-            convert(folder / "kinds" / path, "stream", folder / "out", force=True, workers=1, **options)
+            convert(folder / "kinds" / path, "stream", folder / "out", force=True, **{"workers": 1, **options})
         _marked("other", "all")
 
 
 def _make_once(folder: Path) -> None:
     """Write the kinds of `ONCE`."""
+    import gzip
+
     import golden
     import h5py
     import numpy as np
+    import pyarrow
+    from pyarrow import parquet
 
     shutil.copytree(golden.DATA / "trainers", folder)
     (folder / "ragged").mkdir()
@@ -281,6 +291,13 @@ def _make_once(folder: Path) -> None:
         with h5py.File(folder / "ragged" / f"{number}.h5", "w") as h5:
             h5["input_ids"] = np.arange(1000, dtype=np.uint16)
             h5["offsets"] = np.arange(0, 1001, 50)
+    (folder / "text").mkdir()
+    (folder / "text" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n' * 1000))
+    (folder / "text" / "a.txt").write_bytes(b"one\n" * 1000)
+    (folder / "groups").mkdir()
+    for name, column, row in (("text", "text", "one"), ("ids", "input_ids", [1, 2, 3])):
+        table = pyarrow.table({column: [row] * 800})
+        parquet.write_table(table, folder / "groups" / f"{name}.parquet", row_group_size=100)
 
 
 def _table(found: dict[str, dict[str, Counter[str]]]) -> Iterator[str]:

@@ -27,25 +27,21 @@ MOST = {
     "nanogpt": "1 1 1 1 1 1 1 1 1 1 1 0 1 1",
     "npy-folder": "2 1 2 2 1 1 1 2 2 1 2 2 2 2",
 }
-#: The same of kinds that a conversion alone reads.
+#: The same of kinds that a conversion alone reads: by all of its processes together.
 MOST_ONCE = {
-    "text-jsonl": 5,
-    "text-parquet": 12,
+    "text-jsonl": 2,
+    "text-gzip": 2,
+    "text-plain": 2,
+    "text-parquet": 2,
     "mds": 1,
     "litdata": 1,
-    "ids-saved": 12,
-    "ids-jsonl": 5,
-    "ids-parquet": 7,
+    "ids-saved": 2,
+    "ids-jsonl": 2,
+    "ids-parquet": 2,
     "ragged": 2,
 }
 #: The cells of more than two opens, and the reason of each.
-REASONS = {
-    ("text-jsonl", "convert"): "its columns tell whether it is text, its keys are looked for, and then it is read",
-    ("text-parquet", "convert"): "as text-jsonl; and each row group is opened by whoever reads it",
-    ("ids-saved", "convert"): "as text-parquet, for each of its record batches",
-    ("ids-jsonl", "convert"): "as text-jsonl",
-    ("ids-parquet", "convert"): "as text-parquet",
-}
+REASONS: dict[tuple[str, str], str] = {}
 
 #: The endings of indexes and sidecars: a use that opens one opens it once, but for those of `AGAIN`, and their reasons.
 BESIDE = ("shards.json", "index.json", ".idx", ".ds.index", ".documents", ".pieces", ".tables", ".crc32")

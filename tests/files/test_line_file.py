@@ -10,6 +10,7 @@ import pytest
 from zb_hdf5 import convert
 from zb_hdf5.errors import ConvertError, FormatError, UnavailableError
 from zb_hdf5.files.line_file import unpacked
+from zb_hdf5.files.look import Look
 from zb_hdf5.text.json_lines import JsonLinesFile
 from zb_hdf5.text.text_corpus import open_documents
 
@@ -50,7 +51,7 @@ def test_all_lines_are_read(name, tmp_path):
         packer = zstandard.ZstdCompressor().compressobj()
         data = packer.compress(DATA) + packer.flush()
     path.write_bytes(data)
-    with unpacked(path) as file:
+    with Look(path) as look, unpacked(look) as file:
         assert file.readline() == LINES[0]
         assert file.tell() == len(LINES[0])
         assert file.read() == DATA[len(LINES[0]) :]
@@ -80,7 +81,7 @@ def test_other_bytes_are_named(data, tmp_path):
 def test_zeros_are_unpacked_in_parts(tmp_path):
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zst(bytes(1 << 30), level=1))
-    with unpacked(path) as file:
+    with Look(path) as look, unpacked(look) as file:
         assert file.read(10) == bytes(10)
         assert file.raw.tell() < 1 << 27
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from zb_hdf5 import ConvertError, FormatError, UnavailableError
 from zb_hdf5.console import message_of
+from zb_hdf5.files.look import Look
 from zb_hdf5.text import document_file, json_lines, text_corpus
 from zb_hdf5.text.dropped import Dropped, Reason
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -130,8 +131,8 @@ def test_the_lines_of_a_file_are_counted_once_however_many_row_groups_there_are(
             counted.append(super().readinto(buffer))
             return counted[-1]
 
-    def opened(path):
-        return io.BufferedReader(Counting(path), 16)
+    def opened(look):
+        return io.BufferedReader(Counting(look.path), 16)
 
     monkeypatch.setattr(json_lines, "ROW_GROUP_BYTES", 200)
     monkeypatch.setattr(json_lines, "unpacked", opened)
@@ -156,7 +157,7 @@ def test_a_byte_order_mark_is_no_text_of_json_lines(tmp_path, name, data):
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     expected = ["one", "two"] * data.count(b"one")
     assert read(*open_documents([path])) == (expected, Dropped())
-    rows = [*JsonLinesIds(path, ColumnSelection()).rows(0)]
+    rows = [*JsonLinesIds(Look(path), ColumnSelection()).rows(0)]
     assert np.concatenate([each.tokens for each in rows]).tolist() == [1, 2, 3] * data.count(b"one")
 
 
@@ -212,7 +213,7 @@ def test_a_number_of_many_digits_hides_no_text(tmp_path):
     assert block.texts == ["one"]
     assert json.loads(block.metadata[0]) == {"n": digits, "m": -3}
     assert read(JsonLinesFile(path, "n"))[1].counts == {"not text": 1}
-    assert [rows.tokens.tolist() for rows in JsonLinesIds(path, ColumnSelection()).rows(0)] == [[1, 2]]
+    assert [rows.tokens.tolist() for rows in JsonLinesIds(Look(path), ColumnSelection()).rows(0)] == [[1, 2]]
 
 
 def test_a_key_that_begins_late_is_found_and_no_file_is_called_empty(tmp_path, monkeypatch):

@@ -152,7 +152,7 @@ def require_status(
 
 
 def read_unreplaced(path: Path, expected: FileIdentity, blocks: Iterable[_Block]) -> Iterator[_Block]:
-    """Yield the blocks of a file of this machine that is opened by its name for the first of them.
+    """Yield the blocks of a file of this machine, which may be opened by its name for the first of them.
 
     The file is compared before and after it is opened: it may be replaced in between. One that was written in place is
     the same file: a conversion compares sizes and times when it ends.
@@ -162,27 +162,37 @@ def read_unreplaced(path: Path, expected: FileIdentity, blocks: Iterable[_Block]
     path, expected
         The file, and the identity that it must have.
     blocks
-        Opens the file when the first block is taken.
+        Opens the file when the first block is taken, if it is not open.
 
     Raises
     ------
     FormatError
         If another file has its name now.
     """
-    _require_place(path, expected)
+    require_same_place(os.stat(path), expected, path)
     is_compared = False
     for block in blocks:
         if not is_compared:
-            _require_place(path, expected)
+            require_same_place(os.stat(path), expected, path)
             is_compared = True
         yield block
     if not is_compared:
-        _require_place(path, expected)
+        require_same_place(os.stat(path), expected, path)
 
 
-def _require_place(path: Path, expected: FileIdentity) -> None:
-    """Raise `FormatError` if another file has the name of one, unless both are the same by all that can be compared."""
-    found = FileIdentity.of(os.stat(path))
+def require_same_place(status: os.stat_result, expected: FileIdentity, path: Path) -> None:
+    """Raise `FormatError` unless a status is that of a file that was opened first, or of one written in its place.
+
+    Parameters
+    ----------
+    status
+        That of the file that has its name now.
+    expected
+        The identity of the file that was opened first.
+    path
+        Its path.
+    """
+    found = FileIdentity.of(status)
     if (found.device, found.inode) != (expected.device, expected.inode):
         _refuse(difference(expected, found, path), path)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from zb_hdf5.errors import FormatError
-from zb_hdf5.files.paths import open_file
+from zb_hdf5.files.look import Look
 from zb_hdf5.packages import require_package
 
 #: Endings of files of JSON lines.
@@ -31,7 +31,9 @@ LINE_SUFFIXES: Final = tuple(
 )
 #: Bytes of zstd that are unpacked together: of zeros they become 64 MiB.
 PACKED_BYTES: Final = 1 << 12
-#: Bytes of such a file that are read, and handed over, at a time.
+#: Bytes of a file that are read at a time.
+_READ_BYTES: Final = 1 << 16
+#: Bytes of a file of zstd that are read, and handed over, at a time.
 _BUFFER_BYTES: Final = 1 << 18
 #: The window that `zstd --long=31` needs, by which some corpora were written.
 MAX_WINDOW_BYTES: Final = 1 << 31
@@ -58,8 +60,8 @@ def rewriting_line(path: Path, command: str, prefix: str) -> str:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file by the bytes that it holds; one that is not named as a compressed file as it is.
+def unpacked(look: Look) -> Iterator[BinaryIO]:
+    """Return the bytes that the file of a look holds; of one that is not named as a compressed file as they are.
 
     Raises
     ------
@@ -68,8 +70,9 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
     UnavailableError
         If the package that unpacks it is not installed.
     """
+    path = look.path
     ending = path.suffix.lower()
-    with open_file(path) as file:
+    with io.BufferedReader(look.stream(), _READ_BYTES) as file:
         if ending == GZIP_SUFFIX:
             with gzip.open(file) as text, _named(path, gzip.BadGzipFile, EOFError, zlib.error):
                 yield cast(BinaryIO, text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,9 +13,15 @@ from typing import Any, Final, Self
 
 from zb_hdf5.files.bounded import require_bounded
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.identity import FileIdentity, Identity, require_identity, require_unreplaced
+from zb_hdf5.files.identity import (
+    FileIdentity,
+    Identity,
+    require_identity,
+    require_same_place,
+    require_unreplaced,
+)
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, files_at_hand, regular_with_status, require_regular
+from zb_hdf5.files.paths import RemotePath, cut_short, files_at_hand, regular_with_status, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
 HEAD_BYTES: Final = 4096
@@ -107,6 +115,10 @@ class Look:
         """Return bytes of a file of this machine, fewer at its end."""
         if offset + num_bytes <= HEAD_BYTES:
             return self.start[offset : offset + num_bytes]
+        return self.read_anew(num_bytes, offset)
+
+    def read_anew(self, num_bytes: int, offset: int) -> bytes:
+        """Return bytes of a file of this machine as `read`, which are not those of an earlier read."""
         fd = self._opened()
         found = os.pread(fd, num_bytes, offset)
         while 0 < len(found) < num_bytes:  # one call of the kernel reads less than 2 GiB
@@ -121,6 +133,15 @@ class Look:
         self._opened()
         require_bounded(self.num_bytes, self.path)
         return self.read(self.num_bytes, 0)
+
+    def read_into(self, buffer: Any, offset: int) -> int:
+        """Fill a buffer, up to the end of the file, as `read_anew`; return its bytes."""
+        fd = self._opened()
+        out = memoryview(buffer)
+        done = 0
+        while done < len(out) and (count := os.preadv(fd, (out[done:],), offset + done)):
+            done += count
+        return done
 
     @cached_per_process
     def num_bytes(self) -> int:
@@ -172,6 +193,22 @@ class Look:
         for look in (self, *self._others.values()):
             if "identity" in look.__dict__:
                 require_unreplaced(look.path, look.identity)
+
+    def require_same_place(self, known: FileIdentity) -> None:
+        """Open the file; `FormatError` unless it is the one of a look before, or was written in its place."""
+        require_same_place(os.fstat(self._opened()), known, self.path)
+
+    def stream(self) -> LookStream:
+        """Return the bytes of the file from its first one on; one that is open is not opened again."""
+        return LookStream(self)
+
+    def mapped(self) -> mmap.mmap:
+        """Return a mapping of a file that is not empty; `IncompleteError` if it is shorter now."""
+        fd = self._opened()
+        found = os.fstat(fd).st_size
+        if found < self.num_bytes:
+            raise cut_short(self.path, f"at least {self.num_bytes:,} bytes", found)
+        return mmap.mmap(fd, self.num_bytes, access=mmap.ACCESS_READ)
 
     @property
     def is_open(self) -> bool:
@@ -227,3 +264,40 @@ class Look:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LookStream(io.RawIOBase):
+    """The bytes of the file of a look, at a position of its own: several may be read at the same time.
+
+    The file closes with the look.
+    """
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._look.num_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            size = max(0, self._look.num_bytes - self._position)
+        found = self._look.read_anew(size, self._position)
+        self._position += len(found)
+        return found
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = self._look.read_into(buffer, self._position)
+        self._position += count
+        return count

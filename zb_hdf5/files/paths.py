@@ -287,6 +287,12 @@ class OpenFiles(Generic[File]):
                 _make_room(allowed)
         return file
 
+    def forget(self, number: int) -> None:
+        """Drop a file, if it is open."""
+        with _LOCK:
+            self.known.pop(number, None)
+            self.resting.pop(number, None)
+
     def close(self) -> None:
         """Close all files."""
         with _LOCK:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import Spans
 from zb_hdf5.field import Field
+from zb_hdf5.files.source_file import SourceFile
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.text.dropped import Dropped
 
@@ -199,6 +200,19 @@ class DocumentSource(Protocol):
         self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
     ) -> Iterator[TokenizedDocuments]:
         """Yield the documents of a group, or those that are chosen, some at a time."""
+
+
+class SourceOfFiles(DocumentSource):
+    """A source of documents in files of rows or text, which stay open from one group to the next, until it is left."""
+
+    _files: Sequence[SourceFile]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
 
 
 #: The members of a source that have no default.

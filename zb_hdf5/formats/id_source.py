@@ -16,9 +16,9 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, ConvertError, ZbError
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
-from zb_hdf5.files.identity import FileIdentity, read_unreplaced, require_unreplaced
 from zb_hdf5.files.listing import require_named_once
-from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
+from zb_hdf5.files.source_file import SourceFile
+from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, SourceOfFiles, TokenizedDocuments
 from zb_hdf5.formats.row_documents import LENGTHS_COLUMN, DocumentsError, RowDocuments, documents_column
 from zb_hdf5.notes import note
 from zb_hdf5.spec import TokenArray, fitting_dtype, stored_dtype
@@ -359,20 +359,11 @@ def facts_of_rows(
     return (ids if columns.id else None), (metadata if columns.metadata else None)
 
 
-class IdFile(ABC):
-    """One file of rows, in groups, each of which can be read by itself. Picklable.
-
-    Parameters
-    ----------
-    path
-        The file, which is not opened yet.
-    identity
-        Its identity; None: it is looked up.
+class IdFile(SourceFile, ABC):
+    """One file of rows, in groups, each of which can be read by itself. See `SourceFile`.
 
     Attributes
     ----------
-    path
-        The file.
     columns
         The columns that are read.
     group_bytes
@@ -381,16 +372,6 @@ class IdFile(ABC):
 
     columns: Columns
     group_bytes: Sequence[int]
-
-    def __init__(self, path: Path, identity: FileIdentity | None = None) -> None:
-        self.path = path
-        # pickled in a tenth of the time
-        self._identity: tuple[Any, ...] = tuple(require_unreplaced(path, None) if identity is None else identity)
-
-    @property
-    def identity(self) -> FileIdentity:
-        """The identity of the file: another one that has its name later is refused, in other processes too."""
-        return FileIdentity(*self._identity)
 
     def rows(self, number: int) -> Iterator[IdRows]:
         """Yield the rows of one group, many at a time.
@@ -402,15 +383,15 @@ class IdFile(ABC):
         ConvertError
             If a row has not the values that its columns need.
         """
-        yield from read_unreplaced(self.path, self.identity, self._rows(number))
+        yield from self.unreplaced(self._rows(number))
 
     @abstractmethod
     def _rows(self, number: int) -> Iterator[IdRows]:
         """Yield the rows of one group, many at a time. Raises as `rows`."""
 
 
-class IdSource(DocumentSource):
-    """Files of rows of ids as documents. See `DocumentSource`.
+class IdSource(SourceOfFiles):
+    """Files of rows of ids as documents. See `SourceOfFiles`.
 
     Parameters
     ----------
@@ -454,7 +435,7 @@ class IdSource(DocumentSource):
     ) -> None:
         require_named_once((file.path for file in files), "documents")
         _require_same_fields(files)
-        self._files = list(files)
+        self._files: list[IdFile] = list(files)
         self._limit = max_document_tokens
         self.paths = [*(file.path for file in files), *more_paths]
         self.groups = [

@@ -237,6 +237,11 @@ class TextLoader(TokenLoader[BatchT]):
         text = f"tokenizer={self.tokenizer.spec!r}, split={self.split!r}"
         return f"{type(self).__name__}({str(self.path)!r}, {text}, {shape}, {where})"
 
+    def close(self) -> None:
+        super().close()
+        for file, _ in self._groups.values():
+            file.close()
+
     @property
     def epoch(self) -> int:  # type: ignore[override]
         """The number of times that this rank has seen all of its row groups."""

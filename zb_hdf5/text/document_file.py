@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from zb_hdf5.documents.metadata import id_bytes, metadata_bytes, row_of_source
 from zb_hdf5.errors import ConvertError
-from zb_hdf5.files.identity import FileIdentity, read_unreplaced, require_unreplaced
+from zb_hdf5.files.source_file import SourceFile
 from zb_hdf5.text.dropped import Dropped, Reason
 
 #: A block ends with the document that reaches one of these: enough work for many threads, little memory.
@@ -42,7 +42,7 @@ class Block:
         )
 
 
-class DocumentFile(ABC):
+class DocumentFile(SourceFile, ABC):
     """One file of documents, in row groups: runs of documents, each of which can be read by itself.
 
     Parameters
@@ -90,8 +90,7 @@ class DocumentFile(ABC):
         metadata_columns: Sequence[str] = (),
         max_line: int | None = None,
     ) -> None:
-        self.path = path
-        self._identity: tuple[Any, ...] = tuple(require_unreplaced(path, None))  # pickled in a tenth of the time
+        super().__init__(path)
         self.max_line = max_line
         self.column = column
         self.id_column = id_column
@@ -99,13 +98,8 @@ class DocumentFile(ABC):
         self.more_columns = (id_column, *metadata_columns) if id_column else self.metadata_columns
         self._read_head()
 
-    def _read_head(self) -> None:  # noqa: B027 - most files are looked at when they are read
+    def _read_head(self) -> None:
         """Read the head or the foot of the file: count its row groups, and refuse one without the columns."""
-
-    @property
-    def identity(self) -> FileIdentity:
-        """The identity of the file: another one that has its name later is refused, in other processes too."""
-        return FileIdentity(*self._identity)
 
     def blocks(self) -> Iterator[Block]:
         """Yield all documents in order."""
@@ -126,7 +120,7 @@ class DocumentFile(ABC):
         ConvertError
             If a document has a bad id.
         """
-        yield from read_unreplaced(self.path, self.identity, self._row_group(number))
+        yield from self.unreplaced(self._row_group(number))
 
     @abstractmethod
     def _row_group(self, number: int) -> Iterator[Block]:

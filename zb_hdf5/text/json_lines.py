@@ -11,6 +11,7 @@ from typing import Any, Final
 from zb_hdf5.files.bounded import lines_of
 from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.line_file import LINE_SUFFIXES, is_compressed, unpacked
+from zb_hdf5.files.look import Look
 from zb_hdf5.text.document_file import Block, DocumentFile, FoundText
 from zb_hdf5.text.dropped import Reason
 from zb_hdf5.text.utf8 import ENCODING_MARK_BYTES, NUL_SHARE, flaw_of_bytes, require_utf8, without_mark
@@ -33,8 +34,7 @@ class JsonLinesFile(DocumentFile):
         self.num_row_groups = 1
         if not is_compressed(self.path):
             self.num_row_groups = max(1, -(-self.identity.num_bytes // ROW_GROUP_BYTES))
-        with unpacked(self.path) as file:
-            require_utf8(file.read(ENCODING_MARK_BYTES), self.path)
+        require_lines(self.opened())
 
     def _row_group(self, number: int) -> Iterator[Block]:
         """Yield the documents of the lines that begin in one range of bytes."""
@@ -47,19 +47,14 @@ class JsonLinesFile(DocumentFile):
     def lines(self, number: int) -> Iterator[bytes | bytearray]:
         """Yield the lines that begin in one range of bytes; `FormatError` for a damaged file."""
         stop = self._groups[number + 1][0] if number + 1 < self.num_row_groups else None
-        with unpacked(self.path) as file:
+        with unpacked(self.opened()) as file:
             if number:
                 file.seek(self._groups[number][0])
             yield from map(without_mark, _lines_until(lines_of(file, self.path, self.max_line), file.tell(), stop))
 
     def first_objects(self) -> Iterator[dict[str, Any]]:
         """Yield the object of each of the first lines that hold one."""
-        with unpacked(self.path) as lines:
-            for line in islice(lines_of(lines, self.path, self.max_line), SAMPLE_LINES):
-                with suppress(ValueError, RecursionError):  # no JSON
-                    found = parsed_json(without_mark(line))
-                    if isinstance(found, dict):
-                        yield found
+        return first_objects(self.opened(), self.max_line)
 
     def has_one(self, is_wanted: Callable[[Mapping[str, Any]], bool], max_bytes: int) -> bool | None:
         """Return whether one of the first lines has an object that is wanted; None: it has none, and more lines follow.
@@ -71,7 +66,7 @@ class JsonLinesFile(DocumentFile):
         max_bytes
             The end of these lines.
         """
-        with unpacked(self.path) as file:
+        with unpacked(self.opened()) as file:
             for line in lines_of(file, self.path, self.max_line):
                 if file.tell() > max_bytes:
                     return None
@@ -92,7 +87,7 @@ class JsonLinesFile(DocumentFile):
         if self.num_row_groups == 1:
             return groups
         line = 1
-        with unpacked(self.path) as file:
+        with unpacked(self.opened()) as file:
             for start in range(ROW_GROUP_BYTES, self.num_row_groups * ROW_GROUP_BYTES, ROW_GROUP_BYTES):
                 while data := file.read(max(0, min(start - 1 - file.tell(), 1 << 20))):
                     line += data.count(b"\n")
@@ -125,6 +120,30 @@ class JsonLinesFile(DocumentFile):
         if text is None:
             return Reason.MISSING, more
         return text if isinstance(text, str) and not isinstance(text, Digits) else Reason.NOT_TEXT, more
+
+
+def require_lines(look: Look) -> None:
+    """Raise `FormatError` if a file of JSON lines is not UTF-8, by its first bytes, or is damaged there."""
+    with unpacked(look) as file:
+        require_utf8(file.read(ENCODING_MARK_BYTES), look.path)
+
+
+def first_objects(look: Look, max_line: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the object of each of the first lines of a file that hold one.
+
+    Parameters
+    ----------
+    look
+        A look at the file.
+    max_line
+        The bytes of the longest line; None: `bound_bytes`.
+    """
+    with unpacked(look) as file:
+        for line in islice(lines_of(file, look.path, max_line), SAMPLE_LINES):
+            with suppress(ValueError, RecursionError):  # no JSON
+                found = parsed_json(without_mark(line))
+                if isinstance(found, dict):
+                    yield found
 
 
 class Digits(str):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zb_hdf5.errors import ConvertError, FormatError
-from zb_hdf5.files.paths import open_file
+from zb_hdf5.files.look import Look, LookStream
 from zb_hdf5.packages import require_package
 from zb_hdf5.text.document_file import BLOCK_DOCUMENTS, Block, DocumentFile
 from zb_hdf5.text.dropped import Reason
@@ -78,9 +78,31 @@ class ParquetFile(DocumentFile):
                 row += batch.num_rows
 
     def _open(self) -> Any:
-        parquet = require_package("pyarrow.parquet", "text")
-        with open_file(self.path), _parquet_errors(self.path):  # a file that is not there is an OSError of its own
-            return parquet.ParquetFile(self.path, memory_map=False, pre_buffer=False)
+        require_package("pyarrow", "text")
+        look = self.opened()  # a file that is not there is an OSError of its own
+        with _parquet_errors(self.path):
+            return open_parquet(look)
+
+
+class _ParquetStream(LookStream):
+    """The bytes of a Parquet file, read into memory of Arrow, which keeps it for the next read."""
+
+    def read_buffer(self, size: int) -> Any:
+        """Return the next bytes. Arrow calls it in place of `read`."""
+        buffer = import_module("pyarrow").allocate_buffer(size)
+        return buffer.slice(0, self.readinto(buffer))
+
+
+def open_parquet(look: Look, buffer_size: int = 0) -> Any:
+    """Open a Parquet file by the descriptor of a look.
+
+    Parameters
+    ----------
+    buffer_size
+        Bytes that are read at a time; 0: a column of a row group.
+    """
+    parquet = require_package("pyarrow.parquet", "text")
+    return parquet.ParquetFile(_ParquetStream(look), pre_buffer=False, buffer_size=buffer_size)
 
 
 def has_binary(kind: Any) -> bool:

@@ -158,13 +158,13 @@ def open_hf(
     files: list[IdFile] = []
     columns: Columns | None = None
     for path in (file for each in paths for file in files_of(each)):
-        with Look(path) as look:
-            kind = kind_of_file(look)
+        look = Look(path)  # a table is read by it; else it is not open
+        kind = kind_of_file(look)
         if kind is JsonLinesIds:
-            files.append(JsonLinesIds(path, wanted, columns, max_line))
+            files.append(JsonLinesIds(look, wanted, columns, max_line))
             columns = files[0].columns
         else:
-            files.append(kind(path, wanted))
+            files.append(kind(look, wanted))
     if max_line is not None and columns is None:
         raise ArgumentError(f"{paths[0]}: max_line is for JSON lines: leave it out", options=["max_line"])
     return IdSource(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import head_of, open_file
 from zb_hdf5.files.signatures import ARROW_MAGIC, ARROW_STREAM_MAGIC, PARQUET_MAGIC
 from zb_hdf5.formats.id_source import (
     BLOCK_OF_IDS,
@@ -30,8 +29,8 @@ from zb_hdf5.formats.id_source import (
     require_aligned,
 )
 from zb_hdf5.packages import require_package
-from zb_hdf5.text.json_lines import JsonLinesFile, parsed_json
-from zb_hdf5.text.parquet_file import column_values, has_binary
+from zb_hdf5.text.json_lines import JsonLinesFile, first_objects, parsed_json, require_lines
+from zb_hdf5.text.parquet_file import column_values, has_binary, open_parquet
 
 #: Bytes of the ids of record batches that one process reads together, about.
 ARROW_GROUP_BYTES: Final = 32 << 20
@@ -48,8 +47,8 @@ class TableIds(IdFile):
 
     Parameters
     ----------
-    path
-        The file.
+    look
+        A look at the file, whose open descriptor is read from now on.
     wanted
         The columns that a conversion asks for.
     """
@@ -57,9 +56,10 @@ class TableIds(IdFile):
     #: Such files, for messages.
     noun: ClassVar[str]
 
-    def __init__(self, path: Path, wanted: ColumnSelection) -> None:
-        super().__init__(path)
-        schema = self._schema(path)
+    def __init__(self, look: Look, wanted: ColumnSelection) -> None:
+        path = look.path
+        super().__init__(path, look=look)
+        schema = self._schema(self.opened())
         self.columns = wanted.columns(path, _kinds_of(schema, path))
         for name in self.columns.metadata:
             kind = schema.field(name).type
@@ -71,13 +71,13 @@ class TableIds(IdFile):
             self.group_bytes = self._find_groups(schema)
 
     @classmethod
-    def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
+    def kinds(cls, look: Look) -> dict[str, np.dtype[Any] | str]:
         """Return for each column of a file the dtype of the numbers in its lists, or its type."""
-        return _kinds_of(cls._schema(path), path)
+        return _kinds_of(cls._schema(look), look.path)
 
     @classmethod
     @abstractmethod
-    def _schema(cls, path: Path) -> Any:
+    def _schema(cls, look: Look) -> Any:
         """Return the schema of a file."""
 
     @abstractmethod
@@ -187,13 +187,13 @@ class ParquetIds(TableIds):
     noun = "Parquet"
 
     @classmethod
-    def _schema(cls, path: Path) -> Any:
-        with _errors(path, cls.noun), _open_parquet(path) as file:
+    def _schema(cls, look: Look) -> Any:
+        with _errors(look.path, cls.noun), open_parquet(look, BLOCK_OF_IDS) as file:
             return file.schema_arrow
 
     def _find_groups(self, schema: Any) -> list[int]:
         lists = self.columns.lists
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.opened(), BLOCK_OF_IDS) as file:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             self._num_rows = [group.num_rows for group in groups]
             columns = [[group.column(k) for k in range(group.num_columns)] for group in groups]
@@ -208,13 +208,8 @@ class ParquetIds(TableIds):
     def _batches(self, number: int) -> Iterator[Any]:
         columns = self.columns.names
         num_rows = _rows_of_block(self._num_rows[number], self._num_tokens[number])
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.opened(), BLOCK_OF_IDS) as file:
             yield from file.iter_batches(num_rows, row_groups=[number], columns=columns)
-
-
-def _open_parquet(path: Path) -> Any:
-    parquet = require_package("pyarrow.parquet", "text")
-    return parquet.ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=BLOCK_OF_IDS)
 
 
 def _rows_of_block(num_rows: int, num_tokens: int) -> int:
@@ -237,19 +232,19 @@ class ArrowIds(TableIds):
     noun = "Arrow"
 
     @classmethod
-    def _schema(cls, path: Path) -> Any:
-        end = STREAM_END if _is_stream(path) else ARROW_MAGIC
-        with open_file(path) as file:
-            file.seek(-min(len(end), path.stat().st_size), 2)
-            if file.read() != end:
-                raise IncompleteError(f"{path}: expected the end of Arrow data in its last bytes: it was cut short")
-        with _errors(path, cls.noun), _open_arrow(path) as (reader, _):
+    def _schema(cls, look: Look) -> Any:
+        path = look.path
+        end = STREAM_END if _is_stream(look) else ARROW_MAGIC
+        if look.read(len(end), max(0, look.num_bytes - len(end))) != end:
+            raise IncompleteError(f"{path}: expected the end of Arrow data in its last bytes: it was cut short")
+        with _errors(path, cls.noun), _open_arrow(look) as (reader, _):
             return reader.schema
 
     def _find_groups(self, schema: Any) -> list[int]:
         self._fields = [schema.get_field_index(name) for name in self.columns.names]
         groups: list[_Batches] = []
-        with _open_arrow(self.path, [schema.get_field_index(self.columns.ids)]) as (reader, source):
+        look = self.opened()
+        with _open_arrow(look, [schema.get_field_index(self.columns.ids)]) as (reader, source):
             row = 1
             for number, batch in enumerate(_from(reader, 0)):
                 batch.validate()
@@ -257,7 +252,7 @@ class ArrowIds(TableIds):
                     groups.append(_Batches(number, number, row, 0))
                 row += batch.num_rows
                 groups[-1] = groups[-1]._replace(stop=number + 1, num_bytes=groups[-1].num_bytes + batch.nbytes)
-            end = source.tell() if _is_stream(self.path) else source.size()
+            end = source.tell() if _is_stream(look) else source.size()
             if end != source.size():
                 raise FormatError(f"{self.path}: expected one Arrow stream of {end:,} bytes, found {source.size():,}")
         self._groups = groups
@@ -268,7 +263,7 @@ class ArrowIds(TableIds):
 
     def _batches(self, number: int) -> Iterator[Any]:
         group = self._groups[number]
-        with _open_arrow(self.path, self._fields) as (reader, _):
+        with _open_arrow(self.opened(), self._fields) as (reader, _):
             for batch in islice(_from(reader, group.first), group.stop - group.first):
                 batch.validate(full=True)
                 num_tokens = len(batch.column(self.columns.ids).flatten())
@@ -277,17 +272,17 @@ class ArrowIds(TableIds):
                     yield batch.slice(start, size)
 
 
-def _is_stream(path: Path) -> bool:
-    return head_of(path, len(ARROW_MAGIC))[0] != ARROW_MAGIC
+def _is_stream(look: Look) -> bool:
+    return look.read(len(ARROW_MAGIC), 0) != ARROW_MAGIC
 
 
 @contextmanager
-def _open_arrow(path: Path, fields: Sequence[int] = ()) -> Iterator[tuple[Any, Any]]:
+def _open_arrow(look: Look, fields: Sequence[int] = ()) -> Iterator[tuple[Any, Any]]:
     """Open a file, with some columns alone if they are numbered: a reader, and the bytes below it."""
     pyarrow = require_package("pyarrow", "text")
     options = pyarrow.ipc.IpcReadOptions(included_fields=sorted(fields))
-    opener = pyarrow.ipc.open_stream if _is_stream(path) else pyarrow.ipc.open_file
-    with pyarrow.memory_map(str(path)) as source, opener(source, options=options) as reader:
+    opener = pyarrow.ipc.open_stream if _is_stream(look) else pyarrow.ipc.open_file
+    with pyarrow.BufferReader(look.mapped()) as source, opener(source, options=options) as reader:
         yield reader, source
 
 
@@ -303,8 +298,8 @@ class JsonLinesIds(IdFile):
 
     Parameters
     ----------
-    path
-        The file.
+    look
+        A look at the file.
     wanted
         The columns that a conversion asks for.
     columns
@@ -314,18 +309,23 @@ class JsonLinesIds(IdFile):
     """
 
     def __init__(
-        self, path: Path, wanted: ColumnSelection, columns: Columns | None = None, max_line: int | None = None
+        self, look: Look, wanted: ColumnSelection, columns: Columns | None = None, max_line: int | None = None
     ) -> None:
+        path = look.path
         self._file = JsonLinesFile(path, max_line=max_line)
         super().__init__(path, self._file.identity)
-        self.columns = columns or wanted.columns(path, _kinds_in(self._file))
+        self.columns = columns or wanted.columns(path, _kinds_in(self._file.first_objects()))
         count = self._file.num_row_groups
         self.group_bytes = [self._file.text_bytes(number) for number in range(count)]
 
     @classmethod
-    def kinds(cls, path: Path) -> dict[str, np.dtype[Any] | str]:
+    def kinds(cls, look: Look) -> dict[str, np.dtype[Any] | str]:
         """Return for each key the dtype of the numbers in its lists, or what else it has, by the first lines."""
-        return _kinds_in(JsonLinesFile(path))
+        require_lines(look)
+        return _kinds_in(first_objects(look))
+
+    def close(self) -> None:
+        self._file.close()
 
     def _rows(self, number: int) -> Iterator[IdRows]:
         block = RowBlock(self.path, self.columns, self._file.first_line(number))
@@ -355,10 +355,10 @@ class JsonLinesIds(IdFile):
         return row
 
 
-def _kinds_in(file: JsonLinesFile) -> dict[str, np.dtype[Any] | str]:
-    """Return for each key of the first lines of a file what `JsonLinesIds.kinds` has."""
+def _kinds_in(rows: Iterable[Mapping[str, Any]]) -> dict[str, np.dtype[Any] | str]:
+    """Return for each key of the first rows of a file what `JsonLinesIds.kinds` has."""
     kinds: dict[str, np.dtype[Any] | str | None] = {}
-    for row in file.first_objects():
+    for row in rows:
         for name, value in row.items():
             kinds[name] = _merged(kinds.get(name), value)
     return {name: "no values" if kind is None else kind for name, kind in kinds.items()}

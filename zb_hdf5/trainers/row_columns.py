@@ -36,7 +36,7 @@ class RowColumns:
         """Find the columns of a file of rows; none in a damaged one, or in another file."""
         try:
             _ = look.identity  # with which the file is compared once the source is open
-            return cls(kind_of_file(look).kinds(look.path))
+            return cls(kind_of_file(look).kinds(look))
         except (OSError, ZbError):
             return cls({})
 

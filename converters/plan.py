@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from uuid import uuid4
 
 from zb_hdf5 import ShardIndex, StoreMeta
 from zb_hdf5.converters.batch_source import BatchSource
@@ -14,6 +16,7 @@ from zb_hdf5.converters.carried_sets import NO_SETS, CarriedSets
 from zb_hdf5.converters.engines import CountedWork, OnProgress, no_progress, work_noted_in
 from zb_hdf5.converters.journal import PLANNED, FileState, Finished, Planned, Record
 from zb_hdf5.converters.routes import ShardDocuments
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import DEFAULT_SPLIT, NOT_KNOWN, SHARD_PREFIX
 
@@ -173,6 +176,49 @@ class Task:
             return Planned(name, part.split)
         documents = NOT_KNOWN if part.documents is None else part.documents
         return Planned(name, part.split, part.stop - part.start, self.amount, documents)
+
+
+class SentOnce:
+    """The source of many tasks, which a process that gets them unpickles once: so it opens a file once for all of them.
+
+    Parameters
+    ----------
+    source
+        The source.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self._key = uuid4().hex
+
+    @cached_per_process
+    def _pickled(self) -> bytes:
+        return pickle.dumps(self.source, pickle.HIGHEST_PROTOCOL)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._key, self._pickled)
+
+
+#: The last source that this process got, by its key: none of the process that sends it.
+_RECEIVED: Final[dict[str, SentOnce]] = {}
+
+
+def _received(key: str, pickled: bytes) -> SentOnce:
+    """Return the source of a task that another process has sent."""
+    if key not in _RECEIVED:
+        _RECEIVED.clear()
+        _RECEIVED[key] = SentOnce(pickle.loads(pickled))
+    return _RECEIVED[key]
+
+
+def forget_received() -> None:
+    """Close the files of the last source that this process got, as a rank of an MPI job does at the end of its work."""
+    _RECEIVED.clear()
+
+
+def write_sent(task: Task, progress: OnProgress = no_progress) -> Finished:
+    """Write the files of a task whose source is `SentOnce`."""
+    return write_task(replace(task, source=task.source.source), progress)
 
 
 def write_task(task: Task, progress: OnProgress = no_progress) -> Finished:

@@ -26,7 +26,7 @@ from zb_hdf5.converters.engines import (
     open_engine,
 )
 from zb_hdf5.converters.packed_source import PackedSource
-from zb_hdf5.converters.plan import Content, Plan
+from zb_hdf5.converters.plan import Content, Plan, forget_received
 from zb_hdf5.converters.record_source import RecordSource, documents_told
 from zb_hdf5.converters.reports import DryRun, Report
 from zb_hdf5.converters.resolution import left_out_of, refuse_replaced_sources, resolved
@@ -89,6 +89,7 @@ def _with_plan(
     """Resolve the options, plan the source, open the engine, and act; None in an MPI rank that has served others."""
     end_unguarded_worker()
     with ExitStack() as stack:
+        stack.callback(forget_received)
         with kept_listings():
             settings, open_source = resolved(conversion)
             executor = settings.work.executor

@@ -34,7 +34,7 @@ from zb_hdf5.converters.journal import (
     require_unchanged,
 )
 from zb_hdf5.converters.packed_source import PackedSource
-from zb_hdf5.converters.plan import BatchRange, Plan, Task, write_task
+from zb_hdf5.converters.plan import BatchRange, Plan, SentOnce, Task, write_sent, write_task
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import require_documents
 from zb_hdf5.converters.settings import Settings
@@ -212,8 +212,9 @@ def _fill(folder: LockedFolder, plan: Plan, settings: Settings, workers: Workers
         missing = journal.missing
         with _readable(plan, [*missing.values()], tasks[numbers[0]].path, settings, workers) as (source, shuffle):
             workers.shown.keep(sum(tasks[number].amount for number in kept))
-            tasks_left = {number: replace(task, source=source) for number, task in missing.items()}
-            finished = journal.run(write_task, tasks_left)
+            sent = SentOnce(source)
+            tasks_left = {number: replace(task, source=sent) for number, task in missing.items()}
+            finished = journal.run(write_sent, tasks_left)
         plan.sets.copy_to(place / SETS_FOLDER, work.shard_range, workers.shown)
         require_unchanged(plan.source.paths, plan.files)
         if not isinstance(plan.source, BatchSource):

@@ -33,15 +33,20 @@ MOST_ONCE = {
     "text-gzip": 2,
     "text-plain": 2,
     "text-parquet": 2,
+    "text-workers": 2 + opens.WORKERS,
     "mds": 1,
     "litdata": 1,
     "ids-saved": 2,
     "ids-jsonl": 2,
     "ids-parquet": 2,
+    "ids-workers": 2 + opens.WORKERS,
     "ragged": 2,
 }
 #: The cells of more than two opens, and the reason of each.
-REASONS: dict[tuple[str, str], str] = {}
+REASONS = {
+    ("text-workers", "convert"): "each of two more processes opens it once, whatever groups it reads",
+    ("ids-workers", "convert"): "as text-workers",
+}
 
 #: The endings of indexes and sidecars: a use that opens one opens it once, but for those of `AGAIN`, and their reasons.
 BESIDE = ("shards.json", "index.json", ".idx", ".ds.index", ".documents", ".pieces", ".tables", ".crc32")

@@ -29,7 +29,7 @@ from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.files.listing import counts_of_left_out, kept_listings
 from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
-from zb_hdf5.files.paths import RemotePath, any_path
+from zb_hdf5.files.paths import RemotePath, any_path, on_failure
 from zb_hdf5.files.publishing import leftover_of_dead_writer
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.formats.corpus import Corpus
@@ -40,8 +40,9 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_BOUNDARY, PAGE_BYTES, STREAM_LAYOUT
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at, look_of
+from zb_hdf5.store.found_store import FoundStore
 from zb_hdf5.store.index import ShardIndex, find_index, source_files
-from zb_hdf5.store.opening import note_left_out, open_for_loader
+from zb_hdf5.store.opening import corpus_for_training, note_left_out, open_for_loader
 from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import tokenizer_named
 
@@ -297,14 +298,19 @@ def describe_epoch(
 ) -> dict[str, int]:
     """Return the records of an epoch of a loader without targets, its steps, and the records that fill no step.
 
-    A loader reads one split, that for training: of other ones, its files are opened by their path, or refused.
+    A loader reads one split, that for training: of other ones, its files are opened for it, or refused.
     """
     path, found, corpus = opened
-    if split is None and found.splits_there() not in ([None], [DEFAULT_SPLIT]):
-        batches, is_own = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=AUTO_SPLIT)
-    else:
+    is_own = split is None and found.splits_there() not in ([None], [DEFAULT_SPLIT])
+    if not is_own:
         note_left_out(found)
         batches, is_own = open_for_loader(corpus, batch_size, seq_len)
+    elif isinstance(found, FoundStore):  # whose index is read
+        training = corpus_for_training(found, AUTO_SPLIT)
+        with on_failure(training.close):
+            batches, _ = open_for_loader(training, batch_size, seq_len)
+    else:
+        batches, is_own = open_for_loader(path, batch_size, seq_len, read_as=read_as, split=AUTO_SPLIT)
     with batches if is_own else nullcontext():
         if stride is not None:
             batches = batches.corpus.batches(batch_size, seq_len, stride)

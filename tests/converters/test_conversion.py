@@ -160,7 +160,7 @@ def test_a_name_that_no_option_has_is_refused_with_the_nearest(tokens, tmp_path,
      "pass either --shards or --shard-size, not both"),
     ({"memory": 10}, "memory: 10 bytes is too little .* use fewer workers",
      "--memory: 10 bytes is too little .* use fewer --workers"),
-    ({"live": True, "workers": 2}, "live is written by one process, into a new folder: leave out workers",
+    ({"live": True, "workers": 2}, "live is written by one process, .*: leave out workers",
      "--live is written by one process, into a new folder: leave out --workers"),
     ({"shards": 99}, "fill 99 shards; pass a smaller number of shards", "fill 99 shards; pass a smaller --shards"),
 ])  # fmt: skip

@@ -503,7 +503,7 @@ def test_channels_of_the_command_line_are_converted(tmp_path):
     path = write_channels(tmp_path / "x.h5", np.arange(120), 1)
     command = ("convert", path, tmp_path / "out", "--batch-size", 4, "--seed", 3, "--shuffle", "none")
     message = one_error(run_zb(*command), 1)
-    assert "such as --channel 0 --field-channel loss_mask=1 --field-channel labels=2; or --axes" in message
+    assert "pass the channel of the ids" in message
     report = report_of(zb, *command, "--channel", 0, "--field-channel", "loss_mask=1", "--field-channel", "labels=2")
     assert report["num_batches"] == 30
     channels = {"channel": 0, "field_channels": {"loss_mask": 1, "labels": 2}}

@@ -379,9 +379,7 @@ def test_more_than_half_of_the_lines_dropped_is_an_error(tmp_path, dump, to, nam
     how = ["--from", "jsonl", "--to", to, dump, tmp_path / name, *AS_BYTES[: 2 if to in ("stream", "megatron") else 6]]
     how += ["--tokens-only"] if to == "batch" else []
     error = one_error(run_convert(*how), 1)
-    assert (
-        "expected at most 50% of the lines, rows or files to be dropped, found 41 of 42 (41 in a JSON array)" in error
-    )
+    assert "to be dropped, found 41 of 42 (41 in a JSON array)" in error
     assert "if it is right, pass --max-dropped 0.98" in error
     assert not (tmp_path / name).exists()
     is_kept = "--resume" in error

@@ -192,7 +192,7 @@ def test_a_call_moves_the_bound_by_a_size_in_words(tmp_path):
     with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger bound, such as max_line='1GiB'"):
         convert(path, "stream", tmp_path / "out", max_line="1kB", **options)
     convert(path, "stream", tmp_path / "out", max_line=4096, **options)
-    with pytest.raises(FormatError, match=r"at most 1000 bytes, .* pass a larger bound, such as max_line='1GiB'"):
+    with pytest.raises(FormatError, match="at most 1000 bytes"):
         train_tokenizer(path, tmp_path / "tok.json", 300, max_line="1kB")
 
 

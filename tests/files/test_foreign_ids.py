@@ -126,7 +126,7 @@ def test_an_error_names_the_index_in_the_file_of_many(tmp_path):
     with open_reader(tmp_path, batch_size=3, seq_len=50) as reader:
         is_refused(errors.ConvertError, lambda: list(reader), match=words)
     with Loader(write_parts(tmp_path / "large"), **SHAPE) as loader:
-        large = r"1\.npy: expected token ids in 0\.\.2,147,483,647, found -3 at index 6,000$"
+        large = r"1\.npy: .* found -3 at index 6,000$"
         is_refused(errors.ConvertError, lambda: list(loader), match=large)
         loader.set_epoch(1)
         is_refused(errors.ConvertError, lambda: list(loader), match=large)

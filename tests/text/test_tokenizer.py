@@ -371,7 +371,7 @@ def test_both_names_open_a_store_and_text_and_their_states_move(trained, other, 
             loader.load_state_dict(state)
             assert [batch.tolist() for batch in loader] == expected
     for spec in (f"hf:{other.path}", f"tiktoken:{other.ranks_path}", "byte"):
-        with pytest.raises(StateError, match=r"expected the tokenizer that it was made with, tiktoken:tok\.tiktoken"):
+        with pytest.raises(StateError, match=r"tokenizer .* tiktoken:tok\.tiktoken"):
             Loader(tmp_path / "fast", tokenizer=spec, **how)
     table, parquet = pytest.importorskip("pyarrow").table, pytest.importorskip("pyarrow.parquet")
     texts = [path.read_text() for path in sorted(STDLIB.glob("*.py"))[:10]]

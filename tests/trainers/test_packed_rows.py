@@ -151,7 +151,7 @@ def test_a_negative_length_is_named(tmp_path):
     to_parquet(tmp_path / "a.parquet", pa.table({"input_ids": [[1], [1, 2, 3]], "seq_lengths": [[1], [4, -1]]}))
     is_refused(
         errors.ConvertError, lambda: convert(tmp_path / "a.parquet", "stream", tmp_path / "out"),
-        match=r"row 2 of .*a\.parquet: column 'seq_lengths': expected lengths of at least 0, found -1",
+        match="column 'seq_lengths': expected lengths of at least 0, found -1",
     )  # fmt: skip
 
 

@@ -178,6 +178,8 @@ class Planned(NamedTuple):
 
 #: The key of a plan that has a `Planned` for each file.
 PLANNED: Final = "planned"
+#: The key of a plan that has the state of each file of the source.
+_FILES: Final = "files"
 
 
 @dataclass(frozen=True)
@@ -436,11 +438,27 @@ def read_journal(path: Path, unit: str | None = None) -> Record:
 def require_same(found: dict[str, Any], plan: dict[str, Any], path: Path) -> None:
     """Raise `ConvertError` if a journal is of another conversion; the message has the first difference."""
     expected = json.loads(json.dumps(plan))
+    if lacking := _files_lacking(found, expected):
+        raise ConvertError(
+            f"{path.parent}: holds another conversion: an earlier version began it, whose plan lacks {lacking[0]}",
+            remedy=Remedy.RESTART,
+        )
     if found != expected:
         raise ConvertError(
             f"{path.parent}: holds another conversion: {difference_of_plans(found, expected)}",
             remedy=Remedy.SAME_OR_RESTART,
         )
+
+
+def _files_lacking(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Return the source files that a plan lacks, if it is another one in nothing else; [] if it is.
+
+    Files that have tokens or documents decide more than their own state. Files beside them, such as an index, may have
+    been changed unseen since an earlier version began.
+    """
+    before, now = found.get(_FILES) or {}, expected.get(_FILES) or {}
+    is_same_else = {**found, _FILES: now} == expected and before.items() <= now.items()
+    return sorted(now.keys() - before.keys()) if is_same_else else []
 
 
 def difference_of_plans(was: Any, other: Any, place: str = "here", name: str = "plan") -> str:

@@ -10,6 +10,7 @@ import pytest
 from commandline import run, succeed
 from contents import files_in
 from contract import is_refused
+from golden import DATA
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupted import Failing, Stops
@@ -20,6 +21,7 @@ from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.conversion import WHOLE, ShardRange
 from zb_hdf5.converters.journal import journal_name, read_journal
 
+WRITTEN = DATA / "trainers"
 NUM_SHARDS, NUM_FINISHED = 4, 3
 HOSTILE = [
     None, True, -1, 3.5, 2**70, float("nan"), float("inf"), "", "val", "x", "../../etc/passwd", "\ud800", [], {}, [[]],
@@ -282,4 +284,33 @@ def test_a_journal_of_an_earlier_version_is_refused_where_records_are_cut_otherw
         match="out.partial: holds another conversion: its .* is .*, here it is .*; .* start over with force=True",
     )
     convert(tmp_path / "in", "hdf5", tmp_path / "out", force=True, workers=1, **SHAPE)
+    assert len(ShardIndex.load(tmp_path / "out").shards) == 3
+
+
+def without_its_indexes(plan):
+    """Return the plan of packed documents as a version wrote it that looked at the files of ids alone."""
+    files = {path: state for path, state in plan["files"].items() if path.endswith((".bin", ".ds"))}
+    assert len(files) < len(plan["files"])
+    return {**plan, "files": files}
+
+
+@pytest.mark.parametrize(("name", "index"), [("megatron", ".idx"), ("datatrove", ".ds.index")])
+def test_a_journal_without_the_states_of_indexes_is_of_an_earlier_version(name, index, tmp_path):
+    shutil.copytree(WRITTEN / name / "uint16", tmp_path / "in", ignore=shutil.ignore_patterns("truth.json"))
+    how = {"seq_len": 16, "batch_size": 4, "packing": "best-fit", "shards": 3}
+    with pytest.raises(Stops):
+        convert(tmp_path / "in", "hdf5", tmp_path / "out", engine=Failing(1), **how)
+    journal = tmp_path / "out.partial" / journal_name(WHOLE)
+    head, done = journal.read_bytes().splitlines()
+    plan = without_its_indexes(opened(head)["plan"])
+    journal.write_bytes(sealed({"unit": "shards", "plan": plan}) + b"\n" + done + b"\n")
+    before = files_in(tmp_path / "out.partial")
+    is_refused(
+        ConvertError,
+        lambda: convert(tmp_path / "in", "hdf5", tmp_path / "out", resume=True, **how),
+        match=f"out.partial: holds another conversion: an earlier version began it, whose plan lacks .*{index}; "
+        "start over with force=True",
+    )
+    assert files_in(tmp_path / "out.partial") == before
+    convert(tmp_path / "in", "hdf5", tmp_path / "out", force=True, workers=1, **how)
     assert len(ShardIndex.load(tmp_path / "out").shards) == 3

@@ -94,7 +94,7 @@ CALLS = {
     ("zb_hdf5.files.ways", "of_text"): Met(door("book.md"), "zb info book.md", "DST", "190"),
     ("zb_hdf5.trainers.hf", "_folders_of"): Met(two_data_sets, "zb info sets", "DST", "4,000"),
     ("zb_hdf5.formats.npy", "facts"): Met(door("rows.npy"), "zb info rows.npy", "DST", "80 before batching"),
-    ("zb_hdf5.store.way_in", "_of_format"): Met(door("litdata"), "zb info litdata", "DST", "4,000"),
+    ("zb_hdf5.store.way_in", "way_of_documents"): Met(door("litdata"), "zb info litdata", "DST", "4,000"),
     ("zb_hdf5.store.way_in", "_of_file"): Met(
         lambda: litdata(Path("lit")), "zb info lit/chunk-0-0.bin", "DST", "4,000"
     ),
@@ -120,6 +120,8 @@ CALLS = {
         "DST", "4,000", 2,
     ),
 }  # fmt: skip
+#: HDF5 files of documents, whose datasets may be named, too.
+DOCUMENTS_IN_HDF5 = ("offsets.h5", "offsets", "lists.h5", "lists", "datasets.h5")
 #: A text of the package that has a command with its arguments in quotes -> a failure, or an output, with that command.
 TEXTS = {
     "'zb index merge ": Met(two_parts, "zb info out.partial", "out", "10 of 8 x 50", 0),
@@ -183,6 +185,31 @@ def test_the_line_of_a_call_is_typed_and_cures(caller, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callers, _ = typed_after(CALLS[caller])
     assert caller in callers
+
+
+def hdf5_of_documents(name):
+    """Write an HDF5 file of documents, or a folder of one."""
+    path = Path(name) if name.endswith(".h5") else Path(name) / "a.h5"
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as h5:
+        if name.startswith("lists"):
+            h5.create_dataset("input_ids", (80,), h5py.vlen_dtype("<i4"))[...] = IDS.reshape(80, 50)
+        elif name.startswith("datasets"):
+            for number, ids in enumerate(IDS.reshape(80, 50)):
+                h5[f"{number:02}"] = ids
+        else:
+            h5["input_ids"] = IDS.astype("<i4")
+            h5["offsets"] = np.arange(0, 4001, 50)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS_IN_HDF5)
+@pytest.mark.thin
+def test_the_line_for_documents_in_hdf5_is_typed_and_cures(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    met = Met(lambda: hdf5_of_documents(name), f"zb info {name}", "DST", "4,000")
+    callers, printed = typed_after(met)
+    assert ("zb_hdf5.store.way_in", "way_of_documents") in callers
+    assert f"{name}: has HDF5 files of documents, which are not read in place: zb convert {name} DST" in printed
 
 
 @pytest.mark.parametrize("text", TEXTS)

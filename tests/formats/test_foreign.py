@@ -310,7 +310,8 @@ def test_of_several_integer_datasets_the_option_and_all_of_them_are_named(tmp_pa
     with h5py.File(path, "r+") as h5:
         for number in range(20):
             h5[f"more/{number:02}"] = np.zeros(3, "<i4")
-    is_refused(errors.FormatError, lambda: open_reader(path), match=r"more/07.* and 12 more\nits documents")
+    line = r"more/07.* and 12 more\n.*: has HDF5 files of documents, which are not read in place: convert\("
+    is_refused(errors.FormatError, lambda: open_reader(path), match=line)
 
 
 def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeypatch):
@@ -320,7 +321,7 @@ def test_a_look_at_a_file_of_many_datasets_ends_and_says_where(tmp_path, monkeyp
             h5[f"docs/doc{number:02}"] = np.arange(5, dtype="<i4")
     message = one_error(run_zb("info", path), 1)
     assert "docs/doc09 (5,) int32 and 54 more (only its first 64 integer datasets were looked at)" in message
-    assert message.endswith("convert reads them, as the format 'ragged'")
+    assert message.endswith(f"which are not read in place: zb convert {path} DST --to stream")
     with h5py.File(path, "r+") as h5:
         h5["docs/labels"] = np.arange(5, dtype="<i4")
     column = found_at(path, read_as=ReadAs(dataset="docs/doc69")).column  # other documents are not fields

@@ -32,9 +32,8 @@ from zb_hdf5.store.recognition import (
     named_by_prefix,
     no_known_file,
     require_datasets,
-    source_name_of,
 )
-from zb_hdf5.store.way_in import not_in_place
+from zb_hdf5.store.way_in import not_in_place, way_of_documents
 from zb_hdf5.trainers.installed_formats import with_notes
 
 
@@ -121,13 +120,13 @@ def _found_in(look: Look, backend: str, read_as: ReadAs, split: str | None) -> F
 
 @contextmanager
 def _noting_documents(look: Look, read_as: ReadAs) -> Iterator[None]:
-    """Add a note to the error of an HDF5 file whose tokens are not told, if it has documents that are converted."""
+    """Add a note to the error of HDF5 files whose tokens are not told: the line for documents that are converted."""
     try:
         yield
     except FormatError as error:
-        is_of_file = error.remedy is Remedy.DATASET and not look.is_dir and not read_as.names_dataset
-        if is_of_file and (name := source_name_of(look)):
-            error.add_note(f"its documents as a whole are not a dataset: convert reads them, as the format {name!r}")
+        is_not_told = error.remedy in (Remedy.DATASET, Remedy.CONVERT) and not read_as.names_dataset
+        if is_not_told and (documents := way_of_documents(look)):
+            error.add_note(str(documents))
         raise
 
 

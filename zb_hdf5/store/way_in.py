@@ -51,8 +51,7 @@ def way_in(look: Look) -> FormatError | None:
         return None
     if look.is_dir:
         return None if _is_of_a_store(path) else _of_folder(look)
-    name = source_name_of(look)
-    return _of_format(path, name) if name else _of_file(look)
+    return way_of_documents(look) or _of_file(look)
 
 
 def _is_of_a_store(folder: Path) -> bool:
@@ -61,7 +60,12 @@ def _is_of_a_store(folder: Path) -> bool:
     return is_unfinished or any(file.name.startswith(SHARD_PREFIX) for file in own_files(folder))
 
 
-def _of_format(path: Path, name: str) -> FormatError:
+def way_of_documents(look: Look) -> FormatError | None:
+    """Return the error of a path in a format whose documents are read once, in order; None: of another path."""
+    path = look.path
+    name = source_name_of(look)
+    if not name:
+        return None
     if name == HF:
         try:
             files_of(path)
@@ -130,10 +134,9 @@ def _call_for_ids(source: Look, found: RowColumns) -> str:
 
 
 def _of_folder(look: Look) -> FormatError | None:
+    if documents := way_of_documents(look):
+        return documents
     folder = look.path
-    name = source_name_of(look)
-    if name:
-        return _of_format(folder, name)
     inside = map(look.of, folders_in(folder)[:MAX_FOLDERS])
     known = [each.path for each in inside if source_name_of(each) or flat_at(each)]
     if known:

@@ -18,7 +18,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.store.format_list import FORMATS, flat_format, format_named
-from zb_hdf5.store.recognition import BY_ENDING, flat_at, headerless_name_of, source_name_of
+from zb_hdf5.store.recognition import flat_at, headerless_name_of, rows_at
 from zb_hdf5.store.way_in import MAX_FOLDERS
 
 #: The dtype in a line to type for ids without a header, which nobody can tell from them.
@@ -64,12 +64,15 @@ def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str
 
 def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str, str]:
     named = conversion.source_format
-    flat = None if (name := source_name_of(look)) else flat_at(look)
-    name = name if flat is None else flat.code.name
+    rows = rows_at(look)
+    flat = None if rows else flat_at(look)
+    name = flat.code.name if flat else rows.backend if rows else ""
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
-    expected = () if error.remedy is Remedy.SOURCE_DTYPE else BY_ENDING.get(named, ())
+    row = FORMATS.get(named)
+    is_by_ending = row is not None and row.is_by_ending and error.remedy is not Remedy.SOURCE_DTYPE
+    expected = row.suffixes if row is not None and is_by_ending else ()
     if conversion.source_dtype is None and _may_lack_header(look, expected):
         return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}

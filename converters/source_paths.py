@@ -126,6 +126,12 @@ class SourcePaths:
                 look.require_unreplaced()
         self._begun.clear()
 
+    def rows(self, paths: Sequence[Path], name: str) -> list[Found]:
+        """Return the findings at the paths of rows of a format: the first one has the look by which it was found."""
+        first, *others = paths
+        found = Found(first, name, NOT_IN_PLACE, look=self.look_of(first))
+        return [found, *(Found(path, name, NOT_IN_PLACE) for path in others)]
+
     def open_look(self, file: Path) -> Look | None:
         """Return the look at a file that was found, if it is open for whoever reads it first."""
         return self._open.get(file)

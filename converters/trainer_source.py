@@ -8,7 +8,7 @@ from typing import cast
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.formats.document_source import DocumentSource
-from zb_hdf5.store.format_list import format_named, package_of, rows_format
+from zb_hdf5.store.format_list import format_named, load_format, package_of
 from zb_hdf5.trainers.guards import GuardedSource
 
 
@@ -18,7 +18,7 @@ def open_rows(paths: list[Path], settings: Settings) -> DocumentSource:
     row = format_named(name)
     package = package_of(name)
     chosen = {option: settings.option(option) for option in row.options}
-    source = rows_format(row).documents(paths, settings.looks.look_of(paths[0]), **chosen)
+    source = load_format(row).rows(settings.looks.rows(paths, name), **chosen)
     opened = cast(DocumentSource, GuardedSource(source, package, name)) if package else source
     opened.splits = opened.splits or told_splits(opened, settings)
     return opened

@@ -104,7 +104,7 @@ CALLS = {
     ("zb_hdf5.store.recognition", "headerless_name"): Met(
         door("litdata"), "zb info litdata --source-dtype uint16", "DST", "4,000", 2
     ),
-    ("zb_hdf5.store.recognition", "_line_of_fairseq"): Met(door("a.idx"), "zb info a.idx", "DST", "4,000"),
+    ("zb_hdf5.store.way_in", "_line_of_fairseq"): Met(door("a.idx"), "zb info a.idx", "DST", "4,000"),
     ("zb_hdf5.converters.parts_of_rows", "_lines"): Met(
         lines_of_text, "zb convert t.jsonl out --tokenizer byte --seq-len 8 --batch-size 2 --shard-range 0/2",
         "out", "of 2 x 8", 2,

@@ -95,8 +95,8 @@ class MegatronPairs(RowsFormat):
     def fits(self, look):
         return True
 
-    def documents(self, paths, look, *, vocab_size):
-        return MegatronSource(files_at(paths, ".bin"), vocab_size)
+    def rows(self, found, *, vocab_size):
+        return MegatronSource(files_at([each.path for each in found], ".bin"), vocab_size)
 
 
 ROW = FormatRow(

@@ -1,5 +1,6 @@
 """The format that a conversion finds at a path that several formats could have, in the order beside the list."""
 
+import doors
 import h5py
 import numpy as np
 import pytest
@@ -7,9 +8,12 @@ from byte_files import write_megatron
 from contract import is_refused
 
 from zb_hdf5 import FormatError, ReadAs
+from zb_hdf5.errors import BackendError
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import NOT_IN_PLACE
+from zb_hdf5.store.format_list import FORMATS, in_order_of_sources, load_format
 from zb_hdf5.store.found_source import found_source
+from zb_hdf5.store.recognition import rows_at
 
 IDS = np.arange(60, dtype=np.uint16)
 
@@ -96,6 +100,36 @@ def test_a_store_is_found_before_all_that_lies_in_it(tmp_path, write_store):
     lines("a.jsonl", "input_ids")(tmp_path / "S")
     with Look(tmp_path / "S") as look:
         assert (found_source(look, tokenizer="byte").backend, found_source(look).layout) == ("batch", "batches")
+
+
+#: What is written as a file or folder, and the format by which its documents are read once.
+OF_ROWS = {"saved": "hf", "a.parquet": "hf", "mds": "mds", "litdata": "litdata", "offsets.h5": "ragged"}
+
+
+@pytest.mark.parametrize(("name", "backend"), OF_ROWS.items())
+def test_a_format_of_rows_finds_a_path_that_is_not_read_in_place(name, backend, tmp_path):
+    if name in doors.DOORS:
+        doors.made(name, tmp_path)
+    else:
+        ragged(tmp_path)
+        (tmp_path / "docs.h5").rename(tmp_path / name)
+    array(tmp_path)
+    code = load_format(FORMATS[backend])
+    with Look(tmp_path / name) as look, Look(tmp_path / "ids.npy") as other:
+        found = code.recognise(look)
+        assert (found.path, found.backend, found.layout) == (look.path, backend, NOT_IN_PLACE)
+        assert found.look is look  # what it has read is there for `rows`
+        assert code.recognise(other) is None
+        is_refused(BackendError, lambda: code.recognise(look, "npy"), match=f"found a '{backend}' file")
+        assert (found_source(look), rows_at(look)) == (found, found)
+
+
+def test_a_conversion_asks_for_rows_then_for_endings_then_in_place():
+    names = [row.name for row in in_order_of_sources()]
+    rows, endings = ["hf", "mds", "litdata", "ragged"], ["npy", "parquet", "jsonl", "text"]
+    assert names[:8] == [*rows, *endings]
+    assert [row.name for row in in_order_of_sources(asks_for_text=True)] == [*endings, *rows, *names[8:]]
+    assert names[8:] == [name for name in FORMATS if name not in names[:8]]
 
 
 def test_a_path_without_any_format_is_refused(tmp_path):

@@ -53,7 +53,8 @@ class Lines(RowsFormat):
         files = list(look.path.glob("*.lines")) if look.is_dir else [look.path]
         return all(set(file.read_text()) <= set("0123456789 \n") for file in files)
 
-    def documents(self, paths, look, *, vocab_size):
+    def rows(self, found, *, vocab_size):
+        paths = [each.path for each in found]
         files = [file for path in paths for file in (sorted(path.glob("*.lines")) if path.is_dir() else [path])]
         for file in files:
             if not self.fits(Look(file)):

@@ -233,8 +233,8 @@ class Source(lines_format.LinesSource):
         yield from super().read(group, choose, num_threads)
         {end}
 class Lines(lines_format.Lines):
-    def documents(self, paths, look, *, vocab_size):
-        return Source(paths, vocab_size)
+    def rows(self, found, *, vocab_size):
+        return Source([each.path for each in found], vocab_size)
 ROW = replace(lines_format.ROW, noun="lines", place=__name__ + ":Lines")
 def make():
     return ROW
@@ -265,8 +265,8 @@ class Words:  # no base class, and no member that has a default
 class WordFiles(RowsFormat):
     def fits(self, look):
         return True
-    def documents(self, paths, look):
-        return Words(paths)
+    def rows(self, found):
+        return Words([each.path for each in found])
 ROW = FormatRow(noun="words", suffixes=(".words",), place=__name__ + ":WordFiles", is_of_rows=True)
 """
 

@@ -56,7 +56,8 @@ class Found:
     access, verify, split, read_as
         The arguments of `open_reader`.
     look
-        The look at the file that is read first, which is open for whoever reads it. None: it is opened again.
+        The look at the file that is read first, which is open for whoever reads it; of a path that is not read in
+        place, the look that has found it. None: it is opened again.
     """
 
     path: Path
@@ -236,6 +237,26 @@ class Format:
         with self.open(FoundFile(path=look.path, verify="none", look=look)) as corpus:
             return corpus.meta.total_records
 
+    def rows(self, found: Sequence[Found], **options: Any) -> DocumentSource:
+        """Return the documents of the paths of a source, which are read once, in order.
+
+        Parameters
+        ----------
+        found
+            The findings at each path, in order. The first one has the look by which it was found: files that it has
+            opened are not opened again, and its `of` has their identities. It ends after this call.
+        options
+            Those of the conversion that the row names.
+
+        Raises
+        ------
+        ConvertError
+            If a path has no such files, or has files that do not go together.
+        FormatError
+            If a file is damaged.
+        """
+        raise NotImplementedError  # of a format that is read in place
+
     def open_broken(self, path: Path) -> BrokenFile | None:
         """Open a damaged or unfinished file; None: it is read as a whole one is."""
         return None
@@ -252,13 +273,13 @@ class RowsFormat(Format, ABC):
     def fits(self, look: Look) -> bool:
         """Return whether a path, which ends as the row has it, is of this format, by its content."""
 
-    @abstractmethod
-    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> DocumentSource:
-        """Return the documents of some paths, as they were given; the row has the names of the options.
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        """Return a path that is not read in place, with the look that has read of it; None: it is of another format."""
+        if not self.fits(look):
+            return None
+        self._require_asked(look.path, backend)
+        return Found(look.path, self.name, NOT_IN_PLACE, look=look)
 
-        Parameters
-        ----------
-        look
-            The look by which the first path was found: files that it has opened are not opened again, and `look.of`
-            has their identities. It ends after this call.
-        """
+    @abstractmethod
+    def rows(self, found: Sequence[Found], **options: Any) -> DocumentSource:
+        """Return the documents of the paths of a source. See `Format`."""

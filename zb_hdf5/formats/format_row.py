@@ -41,6 +41,9 @@ class FormatRow:
         Whether the class is a `FlatFormat`: read in place, and its documents are a source without more code.
     is_of_rows
         Whether the class is a `RowsFormat`: documents in rows, which are read once, in order, for a conversion.
+    is_by_ending
+        Whether a conversion finds its files by the endings of their names alone: text, and arrays, not all of which are
+        read in place.
     options
         The options of a conversion that such documents take: names of those for rows of ids.
     lacks_header
@@ -91,6 +94,7 @@ class FormatRow:
     writer: str = ""
     is_flat: bool = False
     is_of_rows: bool = False
+    is_by_ending: bool = False
     options: tuple[str, ...] = ()
     lacks_header: bool = False
     read_by: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, cast
@@ -17,12 +18,13 @@ from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.line_file import LINE_SUFFIXES
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES, FormatRow, named_part
 from zb_hdf5.read_as import AS_STORED, ReadAs
+from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import Installed, errors_of, load_installed, with_notes
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.document_writer import DocumentWriter
     from zb_hdf5.formats.flat import FlatFormat
-    from zb_hdf5.formats.format import Format, RowsFormat
+    from zb_hdf5.formats.format import Format
 
 #: The name of HDF5 files, whoever has written them, and that of arrays with a header of numpy.
 HDF5: Final = "hdf5"
@@ -36,11 +38,7 @@ _COLUMN_OPTIONS: Final = ("ids_column", "field_columns", "id_column", "metadata_
 #: come files that their first bytes mark, whatever their names are. Files of rows come last, since they are not read in
 #: place, and a look at their columns takes longest. Formats of packages come after ours.
 #:
-#: A conversion reads rows and text, too, and asks for them earlier (`found_source`): after stores and files of ours
-#: come files of rows, since an HDF5 file of documents also has datasets that are read in place, and a folder of rows
-#: files of ids. Then arrays and text, by the endings of their names (`BY_ENDING`): they need not be such as are read in
-#: place. A tokenizer asks for text before rows, and a column of ids for rows before text. Then come the files that are
-#: read in place, as above; a plain `.json` is asked for lines last, since most have facts.
+#: A conversion reads rows and text, too, and asks for them earlier: `in_order_of_sources` has its order.
 _OURS: Final = (
     FormatRow(
         name=NPY,
@@ -55,6 +53,7 @@ _OURS: Final = (
         as_source=(".npy files of tokens", "tokens/"),
         as_target=(".npy records", "records.npy"),
         other_suffixes=(".npz",),
+        is_by_ending=True,
         has_axes=True,
         tokens_only=True,
         holds_uint8=True,
@@ -155,12 +154,17 @@ _OURS: Final = (
     ),
     FormatRow(
         name="parquet",
-        noun="Parquet files of ids",
-        suffixes=(".parquet",),
+        noun="Parquet files of ids",  # as a target: as a source, they have text
+        suffixes=FILE_KINDS["parquet"].suffixes,
         writer="zb_hdf5.trainers.table_writers:ParquetWriter",
+        is_by_ending=True,
         holds_ids=True,
         holds_metadata=True,
         holds_fields=None,
+    ),
+    *(
+        FormatRow(name=name, noun=FILE_KINDS[name].noun, suffixes=FILE_KINDS[name].suffixes, is_by_ending=True)
+        for name in ("jsonl", "text")
     ),
     FormatRow(
         name="mds",
@@ -234,6 +238,22 @@ def format_named(name: str) -> FormatRow:
 def package_of(name: str) -> str:
     """Return the package that has a format, with its version; "": this one."""
     return "" if name in FORMATS else INSTALLED.packages.get(name, "")
+
+
+def in_order_of_sources(*, asks_for_text: bool = False) -> list[FormatRow]:
+    """Return our formats in the order in which a conversion asks for the source at a path.
+
+    Stores and files of ours come before all. Then come files of rows: an HDF5 file of documents also has datasets that
+    are read in place, and a folder of rows files of ids. Then come arrays and text, by the endings of their names: they
+    need not be such as are read in place. The files that are read in place are left, in the order of the list.
+
+    Parameters
+    ----------
+    asks_for_text
+        A tokenizer is named: files that may have text come before rows of ids.
+    """
+    first, second = ("is_by_ending", "is_of_rows") if asks_for_text else ("is_of_rows", "is_by_ending")
+    return sorted(FORMATS.values(), key=attrgetter(first, second), reverse=True)  # stable
 
 
 # --- some of the list ----------------------------------------------------------------------------------------------
@@ -311,11 +331,6 @@ def flat_format(name: str, read_as: ReadAs = AS_STORED) -> FlatFormat | None:
     if row is None or not row.is_flat:
         return None
     return cast("FlatFormat", load_format(row, read_as))
-
-
-def rows_format(row: FormatRow) -> RowsFormat:
-    """Return the code of a format whose documents are read once. See `load_format`."""
-    return cast("RowsFormat", load_format(row))
 
 
 def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | None:

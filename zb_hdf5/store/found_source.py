@@ -9,17 +9,17 @@ from zb_hdf5.files.line_file import JSON_SUFFIX
 from zb_hdf5.files.listing import is_lone_json, kept_listings, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
+from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.store.format_list import FORMATS, HDF5, batch_formats, format_named
+from zb_hdf5.store.format_list import FORMATS, HDF5, batch_formats, in_order_of_sources
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_store import stores_at
 from zb_hdf5.store.recognition import (
     backend_in,
     ends_so,
+    found_rows,
     installed_name_of,
     is_store,
-    name_by_ending,
-    source_name_of,
 )
 
 #: The formats that an option tells to look for: documents in HDF5 files, and rows of ids.
@@ -38,7 +38,7 @@ def found_source(
     ids_column: str | None = None,
     offsets: str | None = None,
 ) -> Found:
-    """Return what a conversion finds at a path, in the order that stands beside `FORMATS`.
+    """Return what a conversion finds at a path, in the order of `in_order_of_sources`.
 
     Parameters
     ----------
@@ -80,16 +80,33 @@ def _found(look: Look, read_as: ReadAs, tokenizer: str | None, ids_column: str |
         in_place = _tried(look, read_as)
         if isinstance(in_place, Found) and in_place.foreign_dataset is None:
             return in_place
-    rows = _name_of_rows(look, read_as, ids_column, offsets)
-    if read_as.lacks_header and not (rows and "source_dtype" in format_named(rows).options):
+    if offsets is not None and not read_as.lacks_header and _has_foreign_hdf5(look):
+        return _once(look, _RAGGED)  # lengths of documents are taken where they are named
+    for row in in_order_of_sources(asks_for_text=tokenizer is not None):
+        if not read_as.lacks_header or "source_dtype" in row.options:
+            found = _read_by(row, look, read_as, ids_column)
+            if found is not None:
+                return found
+    if read_as.lacks_header:
         return found_at(look.path, read_as=read_as, split=None, look=look)
-    name = rows if rows and tokenizer is None else name_by_ending(look) or rows
-    if name:
-        return Found(look.path, name, NOT_IN_PLACE)
-    found = _or_foreign(look, in_place or _tried(look, read_as))
-    if isinstance(found, ZbError) and read_as.dataset is None and read_as != AS_STORED:
-        found = _tried(look, AS_STORED)  # the options that it has no use for are refused by their names
-    return found if isinstance(found, Found) else _read_once(look, ids_column, found)
+    other = _or_foreign(look, in_place or _tried(look, read_as))
+    if isinstance(other, ZbError) and read_as.dataset is None and read_as != AS_STORED:
+        other = _tried(look, AS_STORED)  # the options that it has no use for are refused by their names
+    return other if isinstance(other, Found) else _read_last(look, ids_column, other)
+
+
+def _read_by(row: FormatRow, look: Look, read_as: ReadAs, ids_column: str | None) -> Found | None:
+    """Return the findings at a path that a conversion reads by one format, and not in place; None: of other paths."""
+    if row.is_by_ending:
+        return _once(look, row.name) if ends_so(look, row.suffixes) else None
+    if row.name == _HF and ids_column is not None and ends_so(look, row.suffixes):
+        return _once(look, _HF)  # its rows are not text
+    return found_rows(row, look, read_as)
+
+
+def _once(look: Look, name: str) -> Found:
+    """Return a path as that of a format by which a conversion reads it once, in order."""
+    return Found(look.path, name, NOT_IN_PLACE, look=look)
 
 
 def _tried(look: Look, read_as: ReadAs) -> Found | ZbError:
@@ -103,7 +120,7 @@ def _tried(look: Look, read_as: ReadAs) -> Found | ZbError:
 def _or_foreign(look: Look, found: Found | ZbError) -> Found | ZbError:
     """Return what was found; in place of an error HDF5 files of another program, each of which is opened by itself."""
     is_foreign = isinstance(found, ZbError) and _has_foreign_hdf5(look)
-    return Found(look.path, HDF5, NOT_IN_PLACE) if is_foreign else found
+    return _once(look, HDF5) if is_foreign else found
 
 
 def _has_foreign_hdf5(look: Look) -> bool:
@@ -126,21 +143,7 @@ def _may_be_ours(look: Look) -> bool:
     return is_named and is_store(look)
 
 
-def _name_of_rows(look: Look, read_as: ReadAs, ids_column: str | None, offsets: str | None) -> str:
-    """Return the name of the format of another trainer whose documents a path has as rows; "": it has others."""
-    if offsets is not None and _has_foreign_hdf5(look):
-        return _RAGGED  # lengths of documents are taken where they are named
-    name = source_name_of(look)
-    if name == _RAGGED and read_as.dataset is not None:
-        from zb_hdf5.trainers.ragged import names_documents  # with h5py
-
-        return name if names_documents(look, read_as.dataset) else ""  # a dataset of ids has records, or a stream
-    if not name and ids_column is not None and ends_so(look, format_named(_HF).suffixes):
-        return _HF  # a column of ids is named: its rows are not text
-    return name
-
-
-def _read_once(look: Look, ids_column: str | None, error: ZbError) -> Found:
+def _read_last(look: Look, ids_column: str | None, error: ZbError) -> Found:
     """Return a path that is not read in place: of a package, or lines in a plain `.json`. Else raise an error."""
     if not isinstance(error, FormatError) or is_store(look):
         raise error
@@ -149,7 +152,7 @@ def _read_once(look: Look, ids_column: str | None, error: ZbError) -> Found:
         name = _LINES if ids_column is None else _HF
     if not name:
         raise error
-    return Found(look.path, name, NOT_IN_PLACE)
+    return _once(look, name)
 
 
 def _has_plain_json(look: Look) -> bool:

@@ -15,7 +15,6 @@ from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.format_list import (
     FORMATS,
     INSTALLED,
-    NPY,
     add_installed,
     backends,
     batch_formats,
@@ -24,18 +23,15 @@ from zb_hdf5.store.format_list import (
     load_format,
     row_named,
 )
-from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import first_of
 
 if TYPE_CHECKING:
-    from zb_hdf5.formats.format import Format
+    from zb_hdf5.formats.format import Format, Found
 
 # numpy, and whatever else the help of the commands does not need, is imported where it is used
 
 #: The endings of ids and of their documents, of formats whose own programs leave them out of a path.
 PREFIX_ENDINGS: Final = ((".bin", ".idx"), (".ds", ".ds.index"))
-#: The endings of arrays and of text, which a conversion finds by the names of their files alone, in this order.
-BY_ENDING: Final = {NPY: FORMATS[NPY].suffixes, **{name: kind.suffixes for name, kind in FILE_KINDS.items()}}
 
 
 def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
@@ -276,7 +272,8 @@ def headerless_name(look: Look, backend: str = "auto") -> str:
     else:
         known = backend_in(look) or _flat_name_in(look)
     line = ""
-    if not known and (known := source_name_of(look)):
+    if not known and (rows := rows_at(look)):
+        known = rows.backend
         line = f", and convert it: {conversion_call(path, STREAM_LAYOUT)}"
     if known:
         raise ArgumentError(
@@ -303,48 +300,6 @@ def headerless_name_of(look: Look) -> str:
     return next((name for name in names if _has_suffix(look, FORMATS[name].suffixes)), names[-1])
 
 
-def not_recognised(look: Look) -> FormatError | None:
-    """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
-
-    For a folder, it is that of its first such file.
-    """
-    if look.is_far:
-        return None
-    path = look.path
-    file = (first_named_flat(path) or path) if look.is_dir else path
-    name_of_file = file.name.lower()
-    found = {name: flat_format(name) for name in flat_formats() if name_of_file.endswith(FORMATS[name].suffixes)}
-    if not found:
-        return None
-    if line := _line_of_fairseq(look, file):
-        return FormatError(f"{file}: expected an index of Megatron, found one of fairseq, without documents: {line}")
-    signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
-    signed = " or ".join(signs)
-    if file.is_file() and not look.of(file).num_bytes:
-        return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
-    return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
-
-
-def first_named_flat(folder: Path) -> Path | None:
-    """Return the first file in a folder that is named as files of flat formats are; None: there is none."""
-    from zb_hdf5.files.listing import listed
-
-    suffixes = tuple({FORMATS[name].suffix for name in flat_formats()})
-    return next(iter(listed(folder, *suffixes).files), None)
-
-
-def _line_of_fairseq(look: Look, path: Path) -> str:
-    """Return the call for the ids of fairseq, whose index is named as that of Megatron is; "": of another file."""
-    from zb_hdf5.trainers.megatron import fairseq_dtype
-
-    index = path.with_suffix(".idx")
-    if path.suffix not in (".bin", ".idx") or not index.is_file():
-        return ""
-    dtype = fairseq_dtype(look.of(index))
-    ids = path.with_suffix(".bin")
-    return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
-
-
 def named_by_prefix(path: Path) -> Path:
     """Return the file of ids that a path without an ending stands for, as `--data-path` of Megatron takes it.
 
@@ -362,19 +317,14 @@ def named_by_prefix(path: Path) -> Path:
 # --- files of rows, and files of packages --------------------------------------------------------------------------
 
 
-def source_name_of(look: Look) -> str:
-    """Return the name of our format that a path holds, of those whose documents a conversion reads; "": none."""
-    return next((name for name, row in FORMATS.items() if _has_documents(row, look)), "")
+def rows_at(look: Look) -> Found | None:
+    """Return the findings at a path of our formats whose documents are read once; None: it has others."""
+    return next(filter(None, (found_rows(row, look) for row in FORMATS.values())), None)
 
 
-def _has_documents(row: FormatRow, look: Look) -> bool:
-    """Return whether a path is of a format whose documents are read once."""
-    return row.is_of_rows and may_hold(row, look) and load_format(row).fits(look)
-
-
-def name_by_ending(look: Look) -> str:
-    """Return the first name of `BY_ENDING` whose files a path has; "": it has none of them."""
-    return next((name for name, suffixes in BY_ENDING.items() if ends_so(look, suffixes)), "")
+def found_rows(row: FormatRow, look: Look, read_as: ReadAs = AS_STORED) -> Found | None:
+    """Return the findings at a path whose documents are read once by one format; None: it has others."""
+    return load_format(row, read_as).recognise(look) if row.is_of_rows and may_hold(row, look) else None
 
 
 def ends_so(look: Look, suffixes: tuple[str, ...]) -> bool:
@@ -395,4 +345,4 @@ def installed_name_of(look: Look, notes: list[str]) -> str:
     add_installed()
     notes += INSTALLED.notes
     rows = INSTALLED.rows
-    return first_of(rows, lambda name: bool(flat_files(name, look)) or _has_documents(rows[name], look), notes)
+    return first_of(rows, lambda name: bool(flat_files(name, look)) or found_rows(rows[name], look) is not None, notes)

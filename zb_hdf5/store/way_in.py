@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from zb_hdf5.errors import ConvertError, FormatError, conversion_call
+from zb_hdf5.errors import ConvertError, FormatError, Remedy, conversion_call
 from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
 from zb_hdf5.files.ways import of_chats
 from zb_hdf5.spec import SHARD_PREFIX, STREAM_LAYOUT
-from zb_hdf5.store.format_list import format_named
+from zb_hdf5.store.format_list import FORMATS, flat_format, flat_formats, format_named
 from zb_hdf5.store.found_store import stores_at
-from zb_hdf5.store.recognition import first_named_flat, flat_at, not_recognised, source_name_of
+from zb_hdf5.store.recognition import flat_at, rows_at
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
 from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.hf import HF, files_of
@@ -40,7 +40,47 @@ def not_in_place(look: Look) -> FormatError | None:
 
     None: it is a store, or nothing is known of it.
     """
-    return None if stores_at(look.path) else way_in(look) or not_recognised(look)
+    return None if stores_at(look.path) else way_in(look) or _not_recognised(look)
+
+
+def _not_recognised(look: Look) -> FormatError | None:
+    """Return the error of a path that is named as files of flat formats are, and is of none of them; None: of another.
+
+    For a folder, it is that of its first such file.
+    """
+    if look.is_far:
+        return None
+    path = look.path
+    file = (_first_named_flat(path) or path) if look.is_dir else path
+    name_of_file = file.name.lower()
+    found = {name: flat_format(name) for name in flat_formats() if name_of_file.endswith(FORMATS[name].suffixes)}
+    if not found:
+        return None
+    if line := _line_of_fairseq(look, file):
+        return FormatError(f"{file}: expected an index of Megatron, found one of fairseq, without documents: {line}")
+    signs = [f"{name} ({each.sign})" for name, each in found.items() if each is not None and each.sign]
+    signed = " or ".join(signs)
+    if file.is_file() and not look.of(file).num_bytes:
+        return FormatError(f"{file}: expected a token file of {signed}, found an empty file")
+    return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
+
+
+def _first_named_flat(folder: Path) -> Path | None:
+    """Return the first file in a folder that is named as files of flat formats are; None: there is none."""
+    suffixes = tuple({FORMATS[name].suffix for name in flat_formats()})
+    return next(iter(listed(folder, *suffixes).files), None)
+
+
+def _line_of_fairseq(look: Look, path: Path) -> str:
+    """Return the call for the ids of fairseq, whose index is named as that of Megatron is; "": of another file."""
+    from zb_hdf5.trainers.megatron import fairseq_dtype  # which stores do not need
+
+    index = path.with_suffix(".idx")
+    if path.suffix not in (".bin", ".idx") or not index.is_file():
+        return ""
+    dtype = fairseq_dtype(look.of(index))
+    ids = path.with_suffix(".bin")
+    return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
 
 
 @kept_listings()
@@ -63,15 +103,15 @@ def _is_of_a_store(folder: Path) -> bool:
 def way_of_documents(look: Look) -> FormatError | None:
     """Return the error of a path in a format whose documents are read once, in order; None: of another path."""
     path = look.path
-    name = source_name_of(look)
-    if not name:
+    found = rows_at(look)
+    if found is None:
         return None
-    if name == HF:
+    if found.backend == HF:
         try:
             files_of(path)
         except ConvertError as error:  # of several splits: it has the line for one
             return FormatError(error.facts)
-    noun = format_named(name).noun
+    noun = format_named(found.backend).noun
     return FormatError(f"{path}: has {noun}, which are not read in place: {conversion_call(path, STREAM_LAYOUT)}")
 
 
@@ -85,7 +125,7 @@ def _of_file(look: Look) -> FormatError | None:
         return FormatError(f"{path}: has rows, which are not read in place; {words}")
     if signature.way is not None:
         return FormatError(f"{path}: expected tokens, found {signature.words(path)}")
-    if signature.noun in PART_NOUNS and source_name_of(look.of(path.parent)):
+    if signature.noun in PART_NOUNS and rows_at(look.of(path.parent)):
         call = conversion_call(path.parent, STREAM_LAYOUT)
         return FormatError(f"{path}: expected the folder of a data set, found {signature.noun}: {call}")
     return None
@@ -128,7 +168,8 @@ def _call_for_text(source: Path, first: Look, column: str) -> str:
 
 def _call_for_ids(source: Look, found: RowColumns) -> str:
     names = {} if found.ids in IDS_COLUMNS else {"ids_column": found.ids}
-    if names or found.text == TEXT_COLUMN or source_name_of(source) != HF:
+    rows = rows_at(source)
+    if names or found.text == TEXT_COLUMN or rows is None or rows.backend != HF:
         names["source_format"] = HF
     return conversion_call(source.path, STREAM_LAYOUT, **names)
 
@@ -138,7 +179,7 @@ def _of_folder(look: Look) -> FormatError | None:
         return documents
     folder = look.path
     inside = map(look.of, folders_in(folder)[:MAX_FOLDERS])
-    known = [each.path for each in inside if source_name_of(each) or flat_at(each)]
+    known = [each.path for each in inside if rows_at(each) or flat_at(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)
@@ -147,5 +188,5 @@ def _of_folder(look: Look) -> FormatError | None:
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
         words = way_of_rows(look) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
-    first = first_named_flat(folder) or next(iter(own_files(folder)), None)  # not a sidecar, such as a .csv.gz
+    first = _first_named_flat(folder) or next(iter(own_files(folder)), None)  # not a sidecar, such as a .csv.gz
     return None if first is None else _of_file(look.of(first))

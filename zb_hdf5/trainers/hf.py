@@ -16,7 +16,7 @@ from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import are_splits
 from zb_hdf5.files.publishing import require_present
-from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format import Found, RowsFormat
 from zb_hdf5.formats.id_source import Columns, ColumnSelection, IdFile, IdSource
 from zb_hdf5.spec import STREAM_LAYOUT, is_file_name
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -199,5 +199,5 @@ class HuggingFace(RowsFormat):
             return False
         return RowColumns.of(look.of(first)).are_ids
 
-    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
-        return open_hf(paths, **options)
+    def rows(self, found: Sequence[Found], **options: Any) -> IdSource:
+        return open_hf([each.path for each in found], **options)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zb_hdf5.errors import FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format import Found, RowsFormat
 from zb_hdf5.formats.id_source import BLOCK_OF_IDS, Columns, ColumnSelection, IdFile, IdRows, IdSource
 from zb_hdf5.trainers.index_folder import (
     FOLDER_INDEX,
@@ -208,5 +208,5 @@ class LitdataFolders(RowsFormat):
             return False
         return "config" in index and "chunks" in index
 
-    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
-        return open_litdata(paths, look, **options)
+    def rows(self, found: Sequence[Found], **options: Any) -> IdSource:
+        return open_litdata([each.path for each in found], found[0].look, **options)

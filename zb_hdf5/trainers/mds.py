@@ -24,7 +24,7 @@ from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ChecksumError, ConvertError, FormatError, IncompleteError, ZbError
 from zb_hdf5.files.codecs import read_packed
 from zb_hdf5.files.look import Look
-from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format import Found, RowsFormat
 from zb_hdf5.formats.id_source import Columns, ColumnSelection, IdFile, IdRows, IdSource, RowBlock
 from zb_hdf5.read_as import ReadAs
 from zb_hdf5.text.lacking_text import IDS_COLUMNS
@@ -427,5 +427,5 @@ class MdsFolders(RowsFormat):
         except (OSError, ZbError):
             return False
 
-    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
-        return open_mds(paths, look, **options)
+    def rows(self, found: Sequence[Found], **options: Any) -> IdSource:
+        return open_mds([each.path for each in found], found[0].look, **options)

@@ -26,11 +26,12 @@ from zb_hdf5.files.field_files import ids_at, is_named_as_field
 from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.listing import files_at, listed
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.signatures import is_hdf5
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.foreign import FIELD_NAMES, MAX_DATASETS, MAX_LEVELS, MAX_OBJECTS, TOKEN_NAMES
-from zb_hdf5.formats.format import RowsFormat
+from zb_hdf5.formats.format import Found, RowsFormat
 from zb_hdf5.formats.format_row import HDF5_SUFFIXES
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_stored
@@ -704,5 +705,11 @@ class RaggedFiles(RowsFormat):
         except (OSError, ZbError):
             return False  # whoever opens it says so
 
-    def documents(self, paths: Sequence[Path], look: Look, **options: Any) -> IdSource:
-        return open_ragged(paths, look, **options)
+    def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
+        """See `RowsFormat`; a dataset of ids that is named has records, or a stream, whatever else is in the file."""
+        found = super().recognise(look, backend, split)
+        dataset = self.read_as.dataset
+        return found if found is None or dataset is None or names_documents(look, dataset) else None
+
+    def rows(self, found: Sequence[Found], **options: Any) -> IdSource:
+        return open_ragged([each.path for each in found], found[0].look, **options)

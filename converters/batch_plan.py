@@ -19,7 +19,7 @@ from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.errors import Remedy
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.spec import DEFAULT_SPLIT, ORIGIN_ATTRIBUTES
-from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.rebuild import ONLY_IN_SOME_FILES
 
 #: Of the first line of a journal: a plan of another version is that of another conversion.
@@ -43,7 +43,7 @@ def plan_of_batches(source: BatchSource, settings: Settings) -> Plan:
     if target.live and row.tokens_only:
         raise ArgumentError(f"{target.destination}: {target.format} files are never live")
     fitted = _fitted(source, settings)
-    row.require(fitted.meta, target.path)
+    load_format(row).require(fitted.meta, target.path)
     if target.is_one_file:
         require_one_split(fitted, "name a folder of shards")
         cuts = [(0, fitted.num_batches)]
@@ -87,8 +87,8 @@ def _decided(source: BatchSource, target: str, cuts: list[tuple[int, int]], file
 
 def _tasks(source: BatchSource, target: Target, cuts: list[tuple[int, int]]) -> list[Task]:
     """Return the work of each shard; a lone file has the facts of the whole source."""
-    row = FORMATS[target.format]
-    names = names_of_shards(len(cuts), row.suffix)
+    code = load_format(FORMATS[target.format])
+    names = names_of_shards(len(cuts), code.row.suffix)
     tasks = []
     for path, each, (start, stop) in zip(names, _shards(source, cuts), cuts, strict=True):
         tasks.append(
@@ -99,7 +99,7 @@ def _tasks(source: BatchSource, target: Target, cuts: list[tuple[int, int]]) -> 
                 path=path,
                 meta=source.meta if target.is_one_file else _meta_of(source, each, start, stop),
                 amount=(stop - start) * source.meta.batch_tokens,
-                num_bytes=row.total_bytes(source.meta, stop - start),
+                num_bytes=code.total_bytes(source.meta, stop - start),
             )
         )
     return tasks

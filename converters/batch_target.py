@@ -23,7 +23,7 @@ from zb_hdf5.files.publishing import copy_published, flush_in_parts, partial_pat
 from zb_hdf5.formats.batch_writer import FileWriter
 from zb_hdf5.signals import deliver_signals
 from zb_hdf5.spec import CRC32_SUFFIX, PIECES_SUFFIX, documents_path, pieces_path
-from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.store.format_list import FORMATS, load_format
 
 #: The word for the files in the journal and in messages.
 SHARDS: Final = "shards"
@@ -59,7 +59,7 @@ class BatchFiles(TargetFiles):
         batches = cast(BatchRange, task.part)
         _, sha256 = source.file_of(batches.start, batches.stop)
         crc32 = source.crc32_of(batches.start, batches.stop)
-        writer = FORMATS[self.format].begin(
+        writer: FileWriter = load_format(FORMATS[self.format]).write(
             task.path,
             task.meta,
             expected_batches=batches.stop - batches.start,

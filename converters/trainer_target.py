@@ -27,9 +27,10 @@ from zb_hdf5.converters.stream_target import (
 )
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.document_writer import DocumentWriter, WrittenShard
+from zb_hdf5.formats.format import Format
 from zb_hdf5.notes import note
 from zb_hdf5.spec import DEFAULT_CHUNK_TOKENS, DTYPE_BY_NAME, STREAM_LAYOUT
-from zb_hdf5.store.format_list import document_writer, format_named
+from zb_hdf5.store.format_list import format_named, load_format
 
 UINT8: Final = DTYPE_BY_NAME["uint8"]
 UINT16: Final = DTYPE_BY_NAME["uint16"]
@@ -72,8 +73,12 @@ class TrainerFiles(TargetFiles):
         return cls(plan["target"], meta_from_json(plan[WRITTEN_META]), tuple(plan[FACTS_KEPT]))
 
     @property
+    def _code(self) -> Format:
+        return load_format(format_named(self.format))
+
+    @property
     def writer(self) -> type[DocumentWriter]:
-        return document_writer(self.format)
+        return self._code.writer
 
     @property
     def is_store(self) -> bool:
@@ -119,7 +124,7 @@ class TrainerFiles(TargetFiles):
         source: DocumentSource = task.source
         counts = TokenCounts()
         names = [field.name for field in self.written.fields]
-        with self.writer(task.path, self.written, overwrite=task.overwrite, facts=self.facts) as writer:
+        with self._code.write(task.path, self.written, overwrite=task.overwrite, facts=self.facts) as writer:
             for encoded in read_documents(task, counts, work):
                 fields = {name: encoded.fields[name] for name in names} if encoded.fields else {}
                 try:

@@ -38,7 +38,7 @@ from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import StoreMeta, TokenArray, as_stored, stored_dtype
-from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.store.format_list import FORMATS, load_format
 from zb_hdf5.store.opening import open_corpus
 from zb_hdf5.store.store_corpus import require_stream
 from zb_hdf5.text.parquet_file import ParquetFile
@@ -251,7 +251,7 @@ def _plan(
     num_batches = total_records // batch_size
     if num_batches == 0:
         raise ConvertError(f"{path}: {total_records:,} records do not fill one batch of {batch_size:,}")
-    FORMATS["batch"].require(meta, Path(str(path)))
+    load_format(FORMATS["batch"]).require(meta, Path(str(path)))
     native.pack_header(meta, num_batches)
     return meta, num_batches
 

@@ -50,15 +50,13 @@ class TokFormat(FlatFormat):
     def count(self, look):
         return self.facts(look).num_tokens, ".tok files hold no digests"
 
-
-class TokRow(FormatRow):
     def require(self, meta, path):
         super().require(meta, path)
         if meta.dtype != np.uint16:
             raise ArgumentError(f"{path}: .tok files hold uint16 tokens, found {meta.dtype}: pass --dtype uint16")
 
 
-ROW = TokRow(
+ROW = FormatRow(
     name="tok",
     noun=".tok files of tokens",
     suffixes=(".tok",),

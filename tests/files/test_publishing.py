@@ -13,7 +13,7 @@ from zb_hdf5.files import publishing
 from zb_hdf5.files.publishing import PartialDirectory, PartialFile, scratch_directory, write_atomically
 from zb_hdf5.signals import Terminated, unwinding_signals
 from zb_hdf5.store.digests import write_digests
-from zb_hdf5.store.format_list import document_targets, document_writer
+from zb_hdf5.store.format_list import FORMATS, document_targets, load_format
 
 META = StoreMeta(4, 8, np.dtype("<u2"))
 
@@ -44,7 +44,7 @@ MAKERS = {
     "h5": lambda folder: open_writer(folder / "x.h5", batch_size=4, seq_len=8, dtype="uint16"),
     "batch": lambda folder: open_writer(folder / "x.batch", batch_size=4, seq_len=8, dtype="uint16"),
     **{
-        name: lambda folder, name=name: document_writer(name)(folder / f"x{document_writer(name).suffix}", META)
+        name: lambda folder, name=name: load_format(FORMATS[name]).write(folder / f"x{FORMATS[name].suffix}", META)
         for name in document_targets()
     },
 }

@@ -10,7 +10,7 @@ from contract import check_writer, check_writer_of_fields, random_tokens
 from zb_hdf5 import ShardIndex, open_reader, open_writer
 from zb_hdf5.field import parse_fields
 from zb_hdf5.spec import StoreMeta, combine_sha256
-from zb_hdf5.store.format_list import FORMATS, batch_formats
+from zb_hdf5.store.format_list import FORMATS, batch_formats, load_format
 
 EXPECTED = 9
 
@@ -42,8 +42,8 @@ def begin(name, path, shape, dtype, fields=None, expected_batches=0):
         how = {"batch_size": shape[0], "seq_len": shape[1], "dtype": dtype, "fields": fields}
         return open_writer(path, **how, live=True, shard_batches=int(name.removeprefix("live-")))
     meta = StoreMeta(*shape, np.dtype(dtype), fields=parse_fields(fields or {}))
-    row = FORMATS[name]
-    return row.writer_class()(path.with_suffix(row.suffix), meta, expected_batches=expected_batches)
+    code = load_format(FORMATS[name])
+    return code.write(path.with_suffix(code.row.suffix), meta, expected_batches=expected_batches)
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((4, 1024), "uint32"), ((3, 1000), "uint16")], ids=["packed", "padded"])

@@ -9,7 +9,9 @@ from contract import is_refused
 
 from zb_hdf5 import ArgumentError, FormatError, convert, open_corpus, open_reader
 from zb_hdf5.converters.sources import sources, target_names
-from zb_hdf5.store.format_list import FORMATS
+from zb_hdf5.files.look import Look
+from zb_hdf5.formats.format import NOT_IN_PLACE
+from zb_hdf5.store.format_list import FORMATS, load_format
 
 DOCUMENTS = [[5, 6, 7], [8], [9, 10, 11, 12], [], [13, 14]] * 8
 
@@ -75,3 +77,24 @@ def test_the_tables_name_every_source_and_target():
     assert {"hdf5", "batch", "npy", "stream"} <= {*target_names()}
     assert "vocab_size" in kinds["lines"].options_of("stream")
     assert not {"text_column", "tokenizer"} & {*kinds["megatron"].options_of("hdf5")}
+
+
+class OneClass(lines_format.Lines):
+    """A format that reads rows and writes the same ids to one file of another trainer."""
+
+    written = 0
+
+    def write(self, path, meta, **options):
+        type(self).written += 1
+        return super().write(path, meta, **options)
+
+
+def test_one_class_recognises_reads_rows_and_writes(tmp_path, monkeypatch):
+    row = replace(lines_format.ROW, place=f"{__name__}:OneClass", writer="zb_hdf5.trainers.bin:BinWriter")
+    monkeypatch.setitem(FORMATS, "lines", row)
+    (tmp_path / "a.lines").write_text("1 2 3\n4 5\n")
+    with Look(tmp_path / "a.lines") as look:
+        assert load_format(row).recognise(look).layout == NOT_IN_PLACE
+    convert(tmp_path / "a.lines", "lines", tmp_path / "b.lines", workers=1, tokens_only=True)
+    assert OneClass.written == 1
+    assert np.fromfile(tmp_path / "b.lines", "<u4").tolist() == [1, 2, 3, 4, 5]

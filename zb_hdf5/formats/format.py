@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from zb_hdf5.errors import BackendError, FormatError, Remedy
+from zb_hdf5.errors import ArgumentError, BackendError, FormatError, Remedy
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles, named_splits, train_first
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.formats.flat_facts import FlatFacts
-from zb_hdf5.formats.format_row import FormatRow
+from zb_hdf5.formats.format_row import FormatRow, named_part
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.spec import BATCHES_LAYOUT
+from zb_hdf5.spec import BATCHES_LAYOUT, StoreMeta
 
 if TYPE_CHECKING:  # h5py among others, which no other format needs
     from zb_hdf5.formats.broken_file import BrokenFile
@@ -153,7 +153,9 @@ class Found:
 class Format:
     """The code of one format: a subclass for each, which its row in the list names. A class is used for many paths.
 
-    The defaults are right for a file of batches, which its magic bytes mark; `open` has none.
+    It has four tasks, of which a format has some: `recognise` finds its files at a path, `open` reads one in place,
+    `rows` reads those of a source once, in order, and `write` makes one. The defaults are right for a file of batches,
+    which its magic bytes mark; `open` and `rows` have none. Text has no class: the conversion tokenizes it.
 
     Parameters
     ----------
@@ -256,6 +258,48 @@ class Format:
             If a file is damaged.
         """
         raise NotImplementedError  # of a format that is read in place
+
+    @property
+    def writer(self) -> type[Any]:
+        """The class of its writer, which the row names: a `FileWriter` or a `DocumentWriter`."""
+        found: type[Any] = named_part(self.row.writer)
+        return found
+
+    def write(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> Any:
+        """Begin a file, which its writer publishes when it ends, and return the writer.
+
+        Parameters
+        ----------
+        path
+            The file to publish.
+        meta
+            The tokens in it.
+        options
+            Those of a `FileWriter`, where the format takes batches, or of a `DocumentWriter`.
+
+        Raises
+        ------
+        ArgumentError
+            If a file of batches cannot hold such tokens, or the fields of `meta`.
+        """
+        if self.row.takes_batches:
+            self.require(meta, Path(path))
+            if meta.fields and self.row.tokens_only:
+                raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
+        return self.writer(path, meta, **options)
+
+    def require(self, meta: StoreMeta, path: Path) -> None:
+        """Raise `ArgumentError` if a file cannot hold such batches."""
+        if meta.codec != "none" and self.row.tokens_only:
+            raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
+        if meta.dtype.itemsize == 1 and not self.row.holds_uint8:
+            raise self.row.lacks_uint8(path)
+
+    def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
+        """Return about how many bytes so many batches and their fields take."""
+        fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
+        tokens: int = self.writer.stored_bytes(meta, num_batches)
+        return tokens + num_batches * sum(fields)
 
     def open_broken(self, path: Path) -> BrokenFile | None:
         """Open a damaged or unfinished file; None: it is read as a whole one is."""

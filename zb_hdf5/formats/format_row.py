@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, Remedy
 from zb_hdf5.files.look import Look
-
-if TYPE_CHECKING:  # numpy, which the help of the commands does not need
-    from zb_hdf5.formats.batch_writer import FileWriter
-    from zb_hdf5.spec import StoreMeta
 
 #: The endings of the names of HDF5 files; new ones have the first.
 HDF5_SUFFIXES: Final = (".h5", ".hdf5", ".hdf", ".he5")
@@ -34,7 +29,7 @@ class FormatRow:
         The endings of paths that are looked into: of files, and of names in a folder. The first one is that of the
         ids, by which a folder is searched, and that of new files.
     place
-        "module:Class" of its subclass of `Format`, which reads it; "": nothing reads it.
+        "module:Class" of its subclass of `Format`; "": nothing reads it, and `Format` itself writes it.
     writer
         "module:Class" of its writer: of documents, or of batches where it `takes_batches`; "": it is not written.
     is_flat
@@ -144,35 +139,11 @@ class FormatRow:
         offsets = named_part(self.magic_offsets) if self.magic_offsets else (0,)
         return bool(magic) and any(_has_at(look, offset, magic) for offset in offsets)
 
-    def writer_class(self) -> type[FileWriter]:
-        """Return the writer of batches."""
-        found: type[FileWriter] = named_part(self.writer)
-        return found
-
-    def begin(self, path: str | os.PathLike[str], meta: StoreMeta, **options: Any) -> FileWriter:
-        """Begin a file of batches; see `FileWriter`. Raises as `require`, and for fields that it cannot hold."""
-        self.require(meta, Path(path))
-        if meta.fields and self.tokens_only:
-            raise ArgumentError(f"{path}: {self.name} files hold tokens only: write fields to an HDF5 file")
-        return self.writer_class()(path, meta, **options)
-
-    def require(self, meta: StoreMeta, path: Path) -> None:
-        """Raise `ArgumentError` if a file of this format cannot hold such batches."""
-        if meta.codec != "none" and self.tokens_only:
-            raise ArgumentError(f"{path}: {self.name} files are never compressed: leave out the codec {meta.codec}")
-        if meta.dtype.itemsize == 1 and not self.holds_uint8:
-            raise self.lacks_uint8(path)
-
     def lacks_uint8(self, path: Path) -> ArgumentError:
         """Return the error of ids of one byte that a file of this format cannot hold."""
         return ArgumentError(
             f"{path}: {self.name} files have no ids of one byte (dtype uint8)", remedy=Remedy.HDF5_FOR_UINT8
         )
-
-    def total_bytes(self, meta: StoreMeta, num_batches: int) -> int:
-        """Return about how many bytes these batches and their fields take."""
-        fields = (meta.of_field(field.name).padded_batch_bytes for field in meta.fields)
-        return self.writer_class().stored_bytes(meta, num_batches) + num_batches * sum(fields)
 
 
 def _has_at(look: Look, offset: int, magic: bytes) -> bool:

@@ -22,7 +22,6 @@ from zb_hdf5.text.text_corpus import FILE_KINDS
 from zb_hdf5.trainers.installed_formats import Installed, errors_of, load_installed, with_notes
 
 if TYPE_CHECKING:  # numpy, which the help of the commands does not need
-    from zb_hdf5.formats.document_writer import DocumentWriter
     from zb_hdf5.formats.flat import FlatFormat
     from zb_hdf5.formats.format import Format
 
@@ -308,20 +307,23 @@ def load_format(row: FormatRow, read_as: ReadAs = AS_STORED) -> Format:
     """
     package = package_of(row.name)
     found: Format
-    if not package:
+    if not package and row.place:
         found = named_part(row.place)(row, read_as)
         return found
     # numpy, which the help of the commands does not need
     from zb_hdf5.formats.flat import FlatFormat
-    from zb_hdf5.formats.format import RowsFormat
-    from zb_hdf5.trainers.guards import guarded
+    from zb_hdf5.formats.format import Format, RowsFormat
 
-    expected = FlatFormat if row.is_flat else RowsFormat
+    if not package:
+        return Format(row, read_as)  # it is written, and not read
+    from zb_hdf5.trainers.guards import guarded_format
+
+    expected: type[Format] = FlatFormat if row.is_flat else RowsFormat if row.is_of_rows else Format
     with errors_of(package, row.name):
-        kind = resolve_name(row.place)
+        kind = resolve_name(row.place) if row.place else Format
         if not (isinstance(kind, type) and issubclass(kind, expected)):
             raise TypeError(f"expected a {expected.__name__}, found {kind!r:.80}")
-        found = guarded(kind, package, row.name)(row, read_as)
+        found = guarded_format(kind, package, row.name)(row, read_as)
         return found
 
 
@@ -348,16 +350,3 @@ def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | No
     from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
 
     return ForeignFiles(FORMATS[HDF5], read_as)
-
-
-def document_writer(name: str) -> type[DocumentWriter]:
-    """Return the writer of a format that is a target of documents."""
-    row = format_named(name)
-    package = package_of(name)
-    with errors_of(package, name):
-        found: type[DocumentWriter] = resolve_name(row.writer)
-    if not package:
-        return found
-    from zb_hdf5.trainers.guards import guarded
-
-    return guarded(found, package, name)

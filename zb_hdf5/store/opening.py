@@ -16,13 +16,13 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
-from zb_hdf5.formats.batch_writer import BatchWriter
+from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
 from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
-from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends
+from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends, load_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.found_store import FoundStore
@@ -426,7 +426,9 @@ def open_writer(
         backend = backend_of_suffix(path)
     require_choice("backend", backend, tuple(backends()))
     _require_space(path, meta, expected_batches)
-    return FORMATS[backend].begin(path, meta, expected_batches=expected_batches, overwrite=overwrite, durable=durable)
+    how = {"expected_batches": expected_batches, "overwrite": overwrite, "durable": durable}
+    writer: FileWriter = load_format(FORMATS[backend]).write(path, meta, **how)
+    return writer
 
 
 def _require_space(path: Path, meta: StoreMeta, expected_batches: int) -> None:

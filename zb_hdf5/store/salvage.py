@@ -33,7 +33,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.stream_writer import HDF5ShardWriter
 from zb_hdf5.spec import DEFAULT_SPLIT, STREAM_LAYOUT, StoreMeta, TokenArray, documents_path, pieces_path
-from zb_hdf5.store.format_list import FORMATS, backend_of_suffix
+from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, load_format
 from zb_hdf5.store.unchecked_file import open_chunks
 
 #: Numbers of dropped batches or documents that a report shows.
@@ -242,8 +242,8 @@ class Salvage:
             self._copy_documents(path, overwrite)
             return
         meta = self.corpus.meta
-        begin = FORMATS[backend_of_suffix(path)].begin
-        with begin(
+        code = load_format(FORMATS[backend_of_suffix(path)])
+        with code.write(
             path,
             meta,
             expected_batches=self.report.kept,

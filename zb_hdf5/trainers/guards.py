@@ -15,6 +15,7 @@ from zb_hdf5.formats.document_source import (
     TokenizedDocuments,
     missing_members,
 )
+from zb_hdf5.formats.format import Format
 from zb_hdf5.trainers.installed_formats import errors_of
 
 _Kind = TypeVar("_Kind")
@@ -38,6 +39,18 @@ def guarded(kind: type[_Kind], package: str, name: str) -> type[_Kind]:
         elif inspect.isfunction(method):
             members[each] = _naming(method, package, name)
     return cast("type[_Kind]", type(kind.__name__, (kind,), members))
+
+
+def guarded_format(kind: type[Format], package: str, name: str) -> type[Format]:
+    """Return the class of a format as `guarded`, whose writer is guarded too."""
+
+    class Guarded(guarded(kind, package, name)):  # type: ignore[misc]  # a class that is made
+        @property
+        def writer(self) -> type[Any]:
+            with errors_of(package, name):
+                return guarded(super().writer, package, name)
+
+    return Guarded
 
 
 def _naming(method: Callable[..., Any], package: str, name: str) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format_row import FormatRow
 from zb_hdf5.store.format_list import (
+    FOREIGN,
     FORMATS,
     HDF5,
     INSTALLED,
@@ -149,7 +150,7 @@ STORED_HDF5: Final = _stored(FORMATS[HDF5])
 #: Datasets of other programs: another way to read the files of "hdf5".
 FOREIGN_HDF5: Final = Source(
     TakenAs.RECORDS,
-    "HDF5 files of other programs",
+    FORMATS[FOREIGN].noun,
     "",
     (Role.ARRAYS, Role.FOREIGN),
     several=True,

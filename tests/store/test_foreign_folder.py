@@ -29,7 +29,9 @@ from zb_hdf5 import (
     write_digests,
 )
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.look import Look
 from zb_hdf5.store.digests import Digests
+from zb_hdf5.store.format_list import FOREIGN, FORMATS, HDF5, load_format
 from zb_hdf5.store.shard_report import Outcome
 
 ONE_RANK = {"rank": 0, "world_size": 1}
@@ -281,11 +283,21 @@ def test_every_command_reads_a_folder(kind, tmp_path):
     np.testing.assert_array_equal(np.array([np.concatenate(found[row]) for row in sorted(found)]), batch.numpy())
 
 
+def test_a_folder_has_a_row_of_its_own(kind, tmp_path):
+    folder, whole, _ = write_both(tmp_path, kind)
+    with Look(folder) as look, Look(whole) as lone:
+        found = load_format(FORMATS[FOREIGN]).recognise(look)
+        assert (found.backend, len(found.files)) == ("hdf5", 3)
+        assert load_format(FORMATS[HDF5]).recognise(look) is None  # lone files, of ours too
+        assert load_format(FORMATS[HDF5]).recognise(lone).column.is_foreign
+
+
 def test_verify_says_that_nothing_can_be_compared(kind, tmp_path):
     folder, _, _ = write_both(tmp_path, kind)
     shape = KINDS[kind][2]
     done = run_zb("verify", folder, code=6)
     assert "3 could not be compared with anything" in done.output
+    assert "tokens: HDF5 files of other programs hold no digests" in done.output
     assert f"make a file of digests with 'zb index digests {folder} -o FILE'" in done.output
     for verify in ("batch", "store"):
         is_refused(

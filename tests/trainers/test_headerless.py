@@ -114,7 +114,7 @@ def test_every_command_takes_the_dtype(train, tmp_path):
     run_zb("which", train, "--batch", 1, *shape, *dtype, code=0)
     told = run_zb("doctor", train, *dtype, code=0).stdout
     assert "convert it again" not in told  # its own program would write it like this again
-    assert "bin files hold no digests" in run_zb("verify", train, *dtype, code=6).output
+    assert ".bin files of llm.c or nanoGPT hold no digests" in run_zb("verify", train, *dtype, code=6).output
     run_zb("index", "digests", train, "-o", tmp_path / "digests.json", *dtype, code=0)
     run_zb("verify", train, "--digests", tmp_path / "digests.json", *dtype, code=0)
     with Loader(train, **SHAPE, **ONE_RANK, read_as=ReadAs(source_dtype="uint16")) as loader:

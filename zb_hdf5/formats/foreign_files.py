@@ -37,6 +37,11 @@ class ForeignFiles(FlatFormat):
         super().__init__(row, read_as)
         self._known: dict[Path, Column] = {}  # of the file by which a folder was recognised
 
+    @property
+    def name(self) -> str:
+        """The name that HDF5 files have in states and reports, whoever has written them."""
+        return "hdf5"
+
     def files(self, look: Look) -> list[Path]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
         if look.is_far:

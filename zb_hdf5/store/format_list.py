@@ -25,8 +25,10 @@ if TYPE_CHECKING:  # numpy, which the help of the commands does not need
     from zb_hdf5.formats.flat import FlatFormat
     from zb_hdf5.formats.format import Format
 
-#: The name of HDF5 files, whoever has written them, and that of arrays with a header of numpy.
+#: The name of HDF5 files, whoever has written them, as states and reports have it; that of the row of such files that
+#: another program has written; and that of arrays with a header of numpy.
 HDF5: Final = "hdf5"
+FOREIGN: Final = "foreign-hdf5"
 NPY: Final = "npy"
 #: The options of documents that are rows of ids, and of rows with several columns.
 _ROW_OPTIONS: Final = ("rows", "dtype", "vocab_size", "max_document_tokens")
@@ -138,6 +140,15 @@ _OURS: Final = (
         magic_offsets="zb_hdf5.spec:HDF5_OFFSETS",
         has_axes=True,
         holds_uint8=True,
+    ),
+    FormatRow(
+        name=FOREIGN,
+        noun="HDF5 files of other programs",
+        suffixes=HDF5_SUFFIXES[:1],
+        place="zb_hdf5.formats.foreign_files:ForeignFiles",
+        other_suffixes=HDF5_SUFFIXES[1:],
+        magic="zb_hdf5.spec:HDF5_MAGIC",
+        magic_offsets="zb_hdf5.spec:HDF5_OFFSETS",
     ),
     FormatRow(
         name="hf",
@@ -336,7 +347,7 @@ def flat_format(name: str, read_as: ReadAs = AS_STORED) -> FlatFormat | None:
 
 
 def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | None:
-    """Return the format of files that hold no digests: a flat one, or HDF5 of another program, which has no row.
+    """Return the format of files that hold no digests: a flat one, or HDF5 of another program.
 
     Parameters
     ----------
@@ -345,8 +356,6 @@ def format_without_digests(name: str, read_as: ReadAs | None) -> FlatFormat | No
     """
     if read_as is None:
         return None
-    if name != HDF5:
-        return flat_format(name, read_as)
-    from zb_hdf5.formats.foreign_files import ForeignFiles  # h5py, which no other format needs
-
-    return ForeignFiles(FORMATS[HDF5], read_as)
+    if name == HDF5:
+        return cast("FlatFormat", load_format(FORMATS[FOREIGN], read_as))
+    return flat_format(name, read_as)

@@ -596,7 +596,7 @@ class _InPlace:
         opened = FoundFile(path=facts.path, meta=CHUNKS_OF_FLAT_FILES, known=facts, look=look)
         if self.digests is None:
             flat.open(opened).close()  # which refuses what no reader reads
-            report.missing = f"{flat.name} files hold no digests; {Remedy.DIGESTS.about(str(facts.path))}"
+            report.missing = f"{flat.row.noun} hold no digests; {Remedy.DIGESTS.about(str(facts.path))}"
             return
         if file.made is None:
             report.missing = f"{self.digests.path} has no digests of it"

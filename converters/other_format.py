@@ -70,9 +70,8 @@ def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str,
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
-    row = FORMATS.get(named)
-    is_by_ending = row is not None and row.is_by_ending and error.remedy is not Remedy.SOURCE_DTYPE
-    expected = row.suffixes if row is not None and is_by_ending else ()
+    row = None if error.remedy is Remedy.SOURCE_DTYPE else FORMATS.get(named)
+    expected = row.suffixes if row is not None and row.is_by_ending else ()
     if conversion.source_dtype is None and _may_lack_header(look, expected):
         return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}

@@ -255,7 +255,8 @@ def in_order_of_sources(*, asks_for_text: bool = False) -> list[FormatRow]:
 
     Stores and files of ours come before all. Then come files of rows: an HDF5 file of documents also has datasets that
     are read in place, and a folder of rows files of ids. Then come arrays and text, by the endings of their names: they
-    need not be such as are read in place. The files that are read in place are left, in the order of the list.
+    need not be such as are read in place. The files that are read in place are left, in the order of the list. Behind
+    all of these come formats of packages, and lines in a plain `.json`, since most of those have facts.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ class BatchFileReader(Batches):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, access: str = "auto", verify: str = "auto") -> None:
-        corpus = native.BatchCorpus(path, access=access, verify=verify)
+        corpus = native.BatchCorpus(path, access=access).with_verify(verify)
         super().__init__(corpus, cast(Windows, corpus.windows))
 
     version: Final = 1

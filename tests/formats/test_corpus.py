@@ -22,13 +22,20 @@ from zb_hdf5 import (
     HDF5ShardWriter,
     Loader,
     StateError,
+    UnverifiableError,
     convert,
     made_up_corpus,
     open_corpus,
     open_reader,
+    open_writer,
 )
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.checked import VERIFIED
+from zb_hdf5.formats.access import VERIFIES
+from zb_hdf5.formats.found_file import FoundFile
+from zb_hdf5.spec import crc32_path
 from zb_hdf5.store.cache import column_of
+from zb_hdf5.store.format_list import FORMATS, load_format
 
 DOCUMENTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
 IDS = [token for each in DOCUMENTS for token in (*each, 0)]
@@ -115,6 +122,33 @@ def test_documents_are_read_by_threads_and_by_a_fork(stream):
         child.start()
         assert results.get(timeout=60) == expected
         child.join()
+
+
+@pytest.mark.parametrize("backend", ["batch", "hdf5"])
+@pytest.mark.parametrize("verify", VERIFIES)
+def test_a_corpus_that_is_verified_is_another_one(backend, verify, tmp_path):
+    path = tmp_path / f"lone{FORMATS[backend].suffix}"
+    with open_writer(path, batch_size=2, seq_len=8, dtype="uint16") as writer:
+        writer.write(np.arange(64).reshape(4, 2, 8))
+    corpus = load_format(FORMATS[backend]).open(FoundFile(path=path, verify="none"))
+    before = dict(vars(corpus))
+    with corpus.with_verify(verify) as found:
+        assert (found.verify, found.verified) == (verify, VERIFIED[verify])
+        assert found.batches()[3].tolist() == np.arange(48, 64).reshape(2, 8).tolist()
+        assert vars(corpus) == before
+        assert (corpus.verify, corpus.verified) == ("none", "none")
+
+
+def test_a_corpus_that_nothing_proves_is_closed(tmp_path):
+    path = tmp_path / "lone.batch"
+    with open_writer(path, batch_size=2, seq_len=8, dtype="uint16") as writer:
+        writer.write(np.arange(64).reshape(4, 2, 8))
+    crc32_path(path).unlink()
+    corpus = load_format(FORMATS["batch"]).open(FoundFile(path=path))
+    with pytest.raises(UnverifiableError, match=r"lone\.batch\.crc32 is missing"):
+        corpus.with_verify("batch")
+    with pytest.raises(ClosedError):
+        _ = corpus.tokens[:1]
 
 
 def test_a_pickled_corpus_reads_the_same(stream):

@@ -58,7 +58,7 @@ class RawCorpus(Corpus):
     row_bytes = 0  # of what lies behind the slots, for each batch
     end_bytes = 0
 
-    def __init__(self, path, *, access="auto", verify="auto", identity=None):
+    def __init__(self, path, *, access="auto", identity=None):
         path = Path(path)
         meta, num_batches = read_header(path, MAGICS[self.backend])
         expected = SLOTS + num_batches * (meta.batch_bytes + self.row_bytes) + self.end_bytes
@@ -69,7 +69,6 @@ class RawCorpus(Corpus):
         super().__init__(path, meta, tokens)
         self.extents = extents
         self._find_digests()
-        self.check_reads(verify)
 
     def _find_digests(self):
         pass
@@ -138,7 +137,7 @@ def open_broken_raw(path):
 
 class RawFormat(Format):
     def open(self, file):
-        return RawCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity)
+        return RawCorpus(file.path, access=file.access, identity=file.identity).with_verify(file.verify)
 
     def open_broken(self, path):
         return open_broken_raw(path)
@@ -146,7 +145,7 @@ class RawFormat(Format):
 
 class TailFormat(Format):
     def open(self, file):
-        return TailCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity)
+        return TailCorpus(file.path, access=file.access, identity=file.identity).with_verify(file.verify)
 
 
 def row_of(name, place, writer, **more):

@@ -30,10 +30,13 @@ class ForeignIds(Wrapper):
         The ids as they are stored.
     meta
         The dtype of the ids as they are read, and the size of the vocabulary, if it is known.
+    name
+        Their name in messages; "": that of the tokens.
     """
 
-    def __init__(self, tokens: Tokens, meta: StoreMeta) -> None:
+    def __init__(self, tokens: Tokens, meta: StoreMeta, name: str = "") -> None:
         self._wrap(tokens)
+        self.name = name or tokens.name
         stored = tokens.dtype
         self.dtype = meta.dtype
         self._meta = meta

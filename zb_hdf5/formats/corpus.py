@@ -22,16 +22,18 @@ from zb_hdf5.errors import (
     IncompleteError,
     UnverifiableError,
     counted,
+    require_choice,
 )
 from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
 from zb_hdf5.files.forks import OwnLock, cached_per_process
 from zb_hdf5.files.large_array import large_array
-from zb_hdf5.files.paths import any_path
+from zb_hdf5.files.paths import any_path, on_failure
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import raise_if_cancelled
 from zb_hdf5.files.tokens import ClosedTokens, Tokens, announce, are_ready
+from zb_hdf5.formats.access import VERIFIES
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.corpus_documents import CorpusDocuments
 from zb_hdf5.formats.corpus_file import CorpusFile
@@ -89,20 +91,29 @@ class Corpus:
     race with reads. Nothing but `refresh` changes it. Two corpora are equal if they are the same object: `same_as`
     compares their tokens.
 
-    Attributes
+    Parameters
     ----------
-    tokens
-        The tokens by their positions: `corpus.tokens[a:b]`.
     path
         The opened path.
     meta
         The stored shape, dtype and origin.
-    windows
-        The cut of the tokens into the batches that are stored; None: the tokens are one stream.
+    tokens
+        The tokens by their positions: `corpus.tokens[a:b]`.
     num_tokens
-        The tokens that are committed. They never become fewer.
+        The tokens that are committed, which never become fewer; None: all.
+    backend
+        The format of the files; None: that of the class.
     complete
         False while a writer is still at work; then `refresh` may find more.
+
+    Attributes
+    ----------
+    path, meta, tokens, num_tokens, backend, complete
+        As they were given.
+    windows
+        The cut of the tokens into the batches that are stored; None: the tokens are one stream.
+    verify
+        As `with_verify` has got it.
     sha256
         Digest of the token bytes, or None where none is stored.
     extents
@@ -151,7 +162,16 @@ class Corpus:
     #: The cure of damage that digests find, for its message.
     cure: ClassVar[str] = "restore it, repair it, or convert again"
 
-    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, num_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        tokens: Tokens,
+        num_tokens: int | None = None,
+        *,
+        backend: str | None = None,
+        complete: bool = True,
+    ) -> None:
         self.path = path
         self.meta = meta
         self.tokens = tokens
@@ -159,7 +179,9 @@ class Corpus:
         self.windows: Windows | None = None
         if meta.layout == BATCHES_LAYOUT:
             self.windows = Windows(meta.batch_size, meta.seq_len, meta.seq_len)
-        self.complete = True
+        if backend is not None:
+            self.backend = backend
+        self.complete = complete
         self.verify = self._checks = "none"
         self.columns: dict[str, tuple[Run, ...]] = {}
         self.origin: dict[str, Any] = {}
@@ -527,8 +549,10 @@ class Corpus:
         """Check the parts of the file beside its batches and their digests; return the names of the checks."""
         return []
 
-    def check_reads(self, verify: str) -> None:
-        """Compare batches with their digests, as `verify` of `open_reader` asks. The opening of a file ends with this.
+    def with_verify(self, verify: str) -> Self:
+        """Return this corpus with reads that are compared with digests, as `verify` of `open_reader` asks.
+
+        It takes the place of this one, which an error closes. The opening of a file ends with this.
 
         Raises
         ------
@@ -537,18 +561,23 @@ class Corpus:
         UnverifiableError
             If "batch" or "store" has nothing to compare with.
         """
-        self.verify = verify
-        if verify == "store":
-            self.sha256 = self.digests.require()
-        elif verify != "none":
-            rows = self.crc32_rows()
-            if rows is None and verify == "batch":
-                raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
-            if rows is not None and verify == "batch" and self.num_units:
-                rows.all()  # damaged ones are an error now
-            self.tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
-            verify = verify if rows is not None else "none"
-        self._checks = verify
+        with on_failure(self.close):
+            require_choice("verify", verify, VERIFIES)
+            found = self._with(verify=verify)
+            sha256 = found.digests.require() if verify == "store" else self.sha256
+            rows = found.crc32_rows() if verify in ("auto", "batch") else None
+            if verify == "batch":
+                if rows is None:
+                    raise UnverifiableError(f"{self.path}: cannot be verified: {self.missing_digests()}")
+                if self.num_units:
+                    rows.all()  # damaged ones are an error now
+            checks = "none" if rows is None and verify != "store" else verify
+            tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
+            return found._with(tokens=self._as_read(tokens), sha256=sha256, _checks=checks)
+
+    def _as_read(self, tokens: Tokens) -> Tokens:
+        """Return tokens that were compared as they were stored, as they are read."""
+        return tokens
 
     def compared_tokens(self) -> Tokens | None:
         """Return tokens that compare each unit that is read whole with its crc32; None where none are compared."""

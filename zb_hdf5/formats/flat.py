@@ -45,8 +45,8 @@ LOSS_FIELD: Final = Field(LOSS_MASK, np.dtype("u1"))
 class FlatCorpus(Corpus):
     """A flat file as the chunks of a stream. See `Corpus`.
 
-    Digests cover the ids as the file has them: `groups` yields these until `check_reads`, from which on ids have the
-    dtype of the stream.
+    Digests cover the ids as the file has them, which `groups` yields. Those of `with_verify` have the dtype of the
+    stream.
 
     Parameters
     ----------
@@ -72,10 +72,8 @@ class FlatCorpus(Corpus):
     def missing_digests(self) -> str:
         return f"no digest is stored with it; {Remedy.DIGESTS.about(str(self.path))}"
 
-    def check_reads(self, verify: str) -> None:
-        super().check_reads(verify)
-        if self.tokens.dtype != self.meta.dtype:
-            self.tokens = ForeignIds(self.tokens, self.meta)
+    def _as_read(self, tokens: Tokens) -> Tokens:
+        return tokens if tokens.dtype == self.meta.dtype else ForeignIds(tokens, self.meta)
 
 
 def _rows_of(digest: FlatDigest, *others: Range) -> npt.NDArray[np.uint32]:
@@ -226,7 +224,7 @@ class FlatFormat(Format, ABC):
         return np.array([0, found.num_tokens], np.uint64)
 
     def open(self, file: FoundFile) -> FlatCorpus:
-        """Open a file as the chunks of a stream. No read is checked before `check_reads`, which its user needs.
+        """Open a file as the chunks of a stream. No read is checked before `with_verify`, which its user needs.
 
         Ids become the dtype of the chunks, and one that does not fit is an error when it is read.
         """

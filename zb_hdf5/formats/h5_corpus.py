@@ -11,18 +11,19 @@ import os
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.document_offsets import DocumentOffsets
-from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.errors import IncompleteError, Remedy, UnverifiableError, require_choice
 from zb_hdf5.files.checked import Crc32Rows, stored_crc32
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, look_by
-from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.access import ACCESSES
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.foreign import NO_DIGESTS
 from zb_hdf5.formats.h5_column import Column
@@ -39,7 +40,7 @@ class HDF5Corpus(Corpus):
 
     Parameters
     ----------
-    path, access, verify
+    path, access
         As for `open_reader`.
     layout
         "batches" or "stream": a file of the other layout is refused. None: any.
@@ -61,7 +62,6 @@ class HDF5Corpus(Corpus):
         self,
         path: str | os.PathLike[str],
         access: str = "auto",
-        verify: str = "auto",
         layout: str | None = BATCHES_LAYOUT,
         *,
         field: str = "",
@@ -70,19 +70,13 @@ class HDF5Corpus(Corpus):
         column: Column | None = None,
         look: Look | None = None,
     ) -> None:
-        require_options(access, verify)
+        require_choice("access", access, ACCESSES)
         if column is None:
             column = find_column(any_path(path), layout, field=field, read_as=read_as, identity=identity)
         self._column = column
-        if verify in ("batch", "store") and (column.is_foreign or not column.complete):
-            facts = f"{column.path}: {column.name} cannot be verified"
-            if not column.complete:
-                raise UnverifiableError(f"{facts}: {GROWS}")
-            raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
         tokens = open_column(column, access, look)
         committed = min(column.num_units * column.meta.batch_tokens, tokens.num_tokens)
-        super().__init__(column.path, column.meta, tokens, committed)
-        self.complete = column.complete
+        super().__init__(column.path, column.meta, tokens, committed, complete=column.complete)
         self.sha256 = column.sha256
         self.columns = column.columns
         self.max_token = column.max_token
@@ -92,13 +86,20 @@ class HDF5Corpus(Corpus):
         self.origin = column.origin
         self.foreign_dataset = column.name if column.is_foreign else None
         self.documents_sha256 = column.documents_sha256
-        self.verify = verify
         self._access = access
-        self._reads = "none" if verify == "store" else verify
         if not self.complete:
             self.refresh()  # opens the file now: once it is published, its partial's name is gone
-        if self.complete:
-            self.check_reads(verify)
+
+    def with_verify(self, verify: str) -> Self:
+        """See `Corpus`; of a file that grows, no read is compared."""
+        column = self._column
+        if verify in ("batch", "store") and (column.is_foreign or not column.complete):
+            self.close()
+            facts = f"{column.path}: {column.name} cannot be verified"
+            if not column.complete:
+                raise UnverifiableError(f"{facts}: {GROWS}")
+            raise UnverifiableError(f"{facts}: {NO_DIGESTS}", remedy=Remedy.DIGESTS, at=column.path)
+        return super().with_verify(verify) if self.complete else self._with(verify=verify)
 
     def crc32_rows(self) -> Crc32Rows | None:
         has_none = self.complete and not self._column.has_crc32 and (self.sha256 is None or self.verify == "auto")
@@ -139,7 +140,8 @@ class HDF5Corpus(Corpus):
         column = self._column.fields.get(name)
         field = "" if column is not None else name
         with look_by(self.tokens.file) as look:  # None: only HDF5 reads it, or it is an object
-            return HDF5Corpus(self.path, self._access, self._reads, self.layout, field=field, column=column, look=look)
+            found = HDF5Corpus(self.path, self._access, self.layout, field=field, column=column, look=look)
+        return found.with_verify("none" if self.verify == "store" else self.verify)
 
     @property
     def doc_offsets(self) -> npt.NDArray[np.uint64]:

@@ -48,9 +48,7 @@ def open_column(column: Column, access: str, look: Look | None = None) -> Tokens
         return tokens
     if column.meta.field is not None:
         return Converted(tokens, column.meta.dtype)
-    ids = ForeignIds(tokens, column.meta)
-    ids.name = f"{column.path}: {column.name}"
-    return ids
+    return ForeignIds(tokens, column.meta, f"{column.path}: {column.name}")
 
 
 def open_stored(column: Column, access: str, look: Look | None = None) -> Tokens:

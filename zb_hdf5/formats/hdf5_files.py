@@ -30,10 +30,9 @@ class HDF5Files(Format):
 
     def open(self, file: FoundFile) -> Corpus:
         meta = file.meta
-        return HDF5Corpus(
+        corpus = HDF5Corpus(
             file.path,
             file.access,
-            file.verify,
             None if meta is None else meta.layout,
             field="" if meta is None or meta.field is None else meta.field.name,
             read_as=self.read_as,
@@ -41,3 +40,4 @@ class HDF5Files(Format):
             column=file.column,
             look=file.look,
         )
+        return corpus.with_verify(file.verify)

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError
+from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, Remedy, UnverifiableError, require_choice
 from zb_hdf5.files.checked import Crc32Rows, crc32_of
 from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.identity import Identity
@@ -24,7 +24,7 @@ from zb_hdf5.files.paths import any_path, open_file, open_with_room, read_whole,
 from zb_hdf5.files.publishing import disk_errors, write_atomically, write_fully
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.tokens import FileTokens, open_extents
-from zb_hdf5.formats.access import require_options
+from zb_hdf5.formats.access import ACCESSES
 from zb_hdf5.formats.batch_writer import FileWriter, ShardInfo
 from zb_hdf5.formats.broken_file import BrokenFile
 from zb_hdf5.formats.corpus import Corpus
@@ -64,7 +64,7 @@ _HEADER: Final = struct.Struct("<" + "".join(code for _, code, _ in BATCH_HEADER
 class BatchCorpus(Corpus):
     """A `.batch` file, read by "mmap" or "pread". See `Corpus`; `open_corpus` describes the options.
 
-    Without its `<path>.crc32`, `verify="auto"` checks nothing, and "batch" and "store" raise `UnverifiableError`.
+    Without its `<path>.crc32`, `with_verify("auto")` checks nothing, and "batch" and "store" raise `UnverifiableError`.
     "store" also turns the sampled fingerprint into one of content.
     """
 
@@ -75,11 +75,10 @@ class BatchCorpus(Corpus):
         path: str | os.PathLike[str],
         *,
         access: str = "auto",
-        verify: str = "auto",
         identity: Identity | None = None,
         look: Look | None = None,
     ) -> None:
-        require_options(access, verify)
+        require_choice("access", access, ACCESSES)
         path = any_path(path)
         if access == "h5py":
             raise ArgumentError(f"{path}: a .batch file is read by mmap or pread, not by h5py")
@@ -89,7 +88,6 @@ class BatchCorpus(Corpus):
         super().__init__(path, meta, tokens)
         self.extents = tokens.extents
         self.columns = {BATCHES: (slots_of(meta, num_batches),)}
-        self.check_reads(verify)
 
     def crc32_rows(self) -> Crc32Rows | None:
         return self._sidecar if crc32_path(self.path).exists() else None
@@ -106,7 +104,8 @@ class LoneBatches(Format):
     """Lone `.batch` files, and the `.batch` files of a store."""
 
     def open(self, file: FoundFile) -> Corpus:
-        return BatchCorpus(file.path, access=file.access, verify=file.verify, identity=file.identity, look=file.look)
+        corpus = BatchCorpus(file.path, access=file.access, identity=file.identity, look=file.look)
+        return corpus.with_verify(file.verify)
 
     def open_broken(self, path: Path) -> BrokenFile:
         return open_broken(path)
@@ -191,9 +190,8 @@ def open_broken(path: Path) -> BrokenFile:
         slots = len(stored)
     if stored is None and reasons:
         reasons.append("its .crc32 is missing: the batches could not be checked")
-    corpus = Corpus(path, meta, _open_slots(path, meta, slots, "pread"))
-    corpus.backend = "batch"
-    corpus.complete = announced != UNFINISHED
+    tokens = _open_slots(path, meta, slots, "pread")
+    corpus = Corpus(path, meta, tokens, backend="batch", complete=announced != UNFINISHED)
     return BrokenFile(corpus, stored, "; ".join(reasons))
 
 

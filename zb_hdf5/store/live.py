@@ -281,8 +281,8 @@ class LiveTokens(Sharded):
         while True:
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    return HDF5Corpus(partial_path(path), self.asked, self._verify, field=field)
-                return HDF5Corpus(path, self.asked, self._verify, field=field)
+                    return HDF5Corpus(partial_path(path), self.asked, field=field).with_verify(self._verify)
+                return HDF5Corpus(path, self.asked, field=field).with_verify(self._verify)
             except (FormatError, UnavailableError):  # the file may be closed or renamed at this moment
                 if (wait_s := next(waits_s, None)) is None:
                     raise

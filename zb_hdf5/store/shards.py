@@ -80,6 +80,10 @@ class Sharded(Tokens):
         The facts of files that were looked at, by the numbers of the files.
     same_files
         Other values of the same files: a file that is open there is not opened again. None: there are none.
+    name
+        The opened path, for messages; "": the folder.
+    identities
+        The identities of the same files, where other values of them are known; None: those that `found` has.
     """
 
     _not_copied: ClassVar = ("_files", "_known", "_joined", "residency", "_firsts", "num_tokens")
@@ -93,6 +97,9 @@ class Sharded(Tokens):
         read_as: ReadAs = AS_STORED,
         found: Mapping[int, Column | FlatFacts] | None = None,
         same_files: Sharded | None = None,
+        *,
+        name: str = "",
+        identities: KnownFiles | None = None,
     ) -> None:
         self.folder = folder
         self.index = index
@@ -101,14 +108,14 @@ class Sharded(Tokens):
         self._verify = verify
         self._same_files = same_files
         self.found = dict(found or {})
-        self.identities = KnownFiles()
+        self.identities = KnownFiles() if identities is None else identities
         for number, each in self.found.items():
             self.identities.note(number, each.identity)
             if isinstance(each, FlatFacts):
                 self.identities.note_documents(number, each.documents_identity)
         self.dtype = index.meta.dtype
         self.unit = index.meta.batch_tokens
-        self.name = str(folder)
+        self.name = name or str(folder)
         self.identity = ()
         self.wait = Wait.LOCAL if index.meta.codec == NO_CODEC else Wait.DECODE
         if isinstance(folder, RemotePath):
@@ -120,9 +127,7 @@ class Sharded(Tokens):
 
     def reopened(self, index: ShardIndex, found: Mapping[int, Column | FlatFacts]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
-        tokens = Sharded(self.folder, index, self.asked, self._verify, self.read_as, found)
-        tokens.name = self.name
-        return tokens
+        return Sharded(self.folder, index, self.asked, self._verify, self.read_as, found, name=self.name)
 
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
@@ -539,8 +544,7 @@ class Sharded(Tokens):
                     remedy=Remedy.VERIFY if rows is None else rows.remedy,
                     at=file.path if is_alone else file.path.parents[entry.path.count("/")],
                 )
-            file.check_reads(self._verify)
-        return file.tokens
+        return file.with_verify(self._verify).tokens
 
     def _facts(self, flat: FlatFormat, number: int, look: Look) -> FlatFacts:
         """Return the facts of a flat file, which a copy looks for again."""

@@ -106,12 +106,10 @@ class StoreCorpus(Corpus):
         self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
         self._reads = "none" if verify == "store" else verify
         compared = "none" if verify == "auto" and not is_stored else self._reads
-        tokens = self._kind(folder, index, access, compared, read_as, found, same_files)
-        tokens.name = str(path)
+        tokens = self._kind(folder, index, access, compared, read_as, found, same_files, name=str(path))
         meta = index.meta if records is None else _meta_of_records(index.meta, records)
-        super().__init__(path, meta, tokens)
+        super().__init__(path, meta, tokens, backend=index.table.values["backend"][0])
         self.index = index
-        self.backend = index.table.values["backend"][0]
         self.max_token = index.max_token
         self.verify = verify
         self.foreign_dataset = None if records is None else read_as.dataset
@@ -249,8 +247,8 @@ class StoreCorpus(Corpus):
         known = self._shards
         if self.index.read_as is not None and not self.index.digests:
             return None  # files of other programs without made digests
-        tokens = Sharded(known.folder, self.index, known.asked, "batch", known.read_as, known.found, known)
-        tokens.identities = known.identities
+        asked = (known.asked, "batch", known.read_as, known.found)
+        tokens = Sharded(known.folder, self.index, *asked, same_files=known, identities=known.identities)
         try:
             tokens.open_file(0, 0)
         except UnverifiableError:
@@ -392,9 +390,8 @@ def _positions_of(index: ShardIndex, shards: Sharded) -> Tokens | None:
     name = _told_by(index)
     if not name:
         return None
-    positions = Sharded(shards.folder, index.of_field(name), shards.asked, "none", shards.read_as, same_files=shards)
-    positions.identities = shards.identities
-    return positions
+    asked = (shards.asked, "none", shards.read_as)
+    return Sharded(shards.folder, index.of_field(name), *asked, same_files=shards, identities=shards.identities)
 
 
 def require_stream(corpus: Corpus) -> StoreCorpus:

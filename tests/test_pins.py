@@ -90,6 +90,23 @@ def test_each_file_of_a_corpus_is_verified_by_its_digest(folder, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")
+def test_nothing_but_refresh_changes_a_corpus(folder):
+    for name, kind in pins.kinds().items():
+        if kind.digests:
+            continue
+        with open_corpus(folder / kind.path, **reading(kind.options)) as corpus:
+            before = dict(vars(corpus))
+            batches = corpus.batches(**({} if corpus.windows else pins.WINDOWS))
+            _ = corpus.fingerprint, batches.fingerprint, batches[0], corpus.documents, len(corpus.files), repr(corpus)
+            for each in corpus.fields:
+                _ = corpus.field(each.name).tokens[:1]
+            _ = corpus.cached(lambda corpus: corpus.tokens), corpus.with_verify("none")
+            may_grow = corpus.is_stream or not corpus.complete
+            assert may_grow or corpus.refresh() == corpus.num_tokens
+            assert not [key for key, value in before.items() if vars(corpus)[key] is not value], name
+
+
+@pytest.mark.filterwarnings("ignore:channel 1 is taken")
 def test_a_corpus_has_the_edges_the_split_and_the_format_of_each_of_its_files(folder):
     splits = {}
     for name, kind in pins.kinds().items():

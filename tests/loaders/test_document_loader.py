@@ -187,6 +187,8 @@ def test_the_same_tokens_with_other_boundaries_are_other_documents_and_a_pickled
         write_stream(tmp_path / name, np.arange(12), lengths)
     with DocumentLoader(tmp_path / "a.h5", **WAYS["pack"]) as loader:
         state = loader.state_dict()
+        corpus = loader.corpus
+        assert state["fingerprint"] == corpus.known_as.of_documents(corpus.doc_offsets) != corpus.fingerprint
     with DocumentLoader(tmp_path / "b.h5", **WAYS["pack"]) as loader, pytest.raises(StateError, match="fingerprint"):
         loader.load_state_dict(state)
     with open_corpus(stream) as store, DocumentLoader(store, **WAYS["pack"]) as loader:

@@ -272,16 +272,13 @@ class Corpus:
 
     @property
     def known_as(self) -> Fingerprint:
-        """The fingerprints of the tokens, alone and in batches."""
+        """The fingerprints of the tokens: alone, in batches, as documents, and in a cache."""
         by = Known.LONE if self.sha256 is None else Known.STORED
         return Fingerprint(by, self._content, self._sample, () if self.sha256 is None else (self.sha256,))
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the tokens, whatever the shape of their batches.
-
-        States of a `DocumentLoader` and the names of caches of streams have it: it never changes for the same tokens.
-        """
+        """Identity of the tokens, whatever the shape of their batches. It never changes for the same tokens."""
         return self.known_as.of_tokens
 
     def _content(self) -> str:

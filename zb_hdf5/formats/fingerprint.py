@@ -13,7 +13,9 @@ from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import SAMPLED_AS, StoreMeta, TokenArray, content_fingerprint, shape_in_fingerprint
@@ -53,7 +55,7 @@ class Known(Enum):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The identity of the tokens of a corpus, by their content alone or in batches of some shape.
+    """The identity of the tokens of a corpus: alone, in batches of some shape, or as documents.
 
     Attributes
     ----------
@@ -79,6 +81,16 @@ class Fingerprint:
     def of_tokens(self) -> str:
         """The text of the tokens, whatever the shape of their batches is."""
         return self.content() or self.sample()
+
+    def of_documents(self, offsets: npt.NDArray[np.uint64]) -> str:
+        """Return the text of the documents of a stream: the same tokens with other boundaries are other documents.
+
+        Parameters
+        ----------
+        offsets
+            The start of each document and the end of the last one.
+        """
+        return f"{self.of_tokens}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
 
     def in_batches(self, batches: SampledBatches) -> str:
         """Return the text of the tokens in batches of some shape."""

@@ -17,7 +17,6 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, counted, require_choice
 from zb_hdf5.field import LOSS_MASK
-from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens, announce, expect
@@ -286,7 +285,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._fills = {field.name: field.fill for field in self._fields.values()}
             self._columns = self._open_columns()
             self._stored_targets = self._targets_of(labels)
-            self._fingerprint = self._compute_fingerprint()
+            self._fingerprint = corpus.known_as.of_documents(corpus.doc_offsets)
             self._counted: tuple[StepPlan | None, int] = (None, 0)
             self._begin_with(skip, mask_documents)
 
@@ -322,11 +321,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         order = f"shuffle={self.shuffle!r}, seed={self.seed}, epoch={self.epoch}"
         where = f"rank={self.rank}, world_size={self.world_size}"
         return f"{type(self).__name__}({str(self.path)!r}, {sizes}, {order}, {where})"
-
-    def _compute_fingerprint(self) -> str:
-        """Return the identity of the documents: the same tokens with other boundaries are other ones."""
-        offsets = self.corpus.doc_offsets
-        return f"{self.corpus.fingerprint}:{len(offsets) - 1}:{crc32_of(offsets.data):08x}"
 
     def _opened(self, stored: str) -> StepField:
         """Open a field; `ArgumentError` if it is not there, or no document has values of it."""

@@ -250,6 +250,27 @@ def test_a_lone_file_of_another_program_resumes_with_batches_of_another_size(tmp
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize("before", [96, 100, 251])
+@pytest.mark.parametrize("taken", ["first", "begun", "resized"])
+def test_a_state_of_any_batch_size_is_resumed_at_another(before, taken, tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as h5:
+        h5["ids"] = np.arange(8000, dtype=np.uint32).reshape(1000, 8)
+    how = {"shuffle": "records", "rank": 0, "world_size": 1}
+    with Loader(tmp_path / "x.h5", batch_size=before, seq_len=8, **how) as first:
+        if taken != "begun":
+            next(first)
+        if taken == "resized":  # so that no step of the first size leads to the position
+            first.set_batch_size(7)
+            next(first)
+        state = first.state_dict()
+        rest = np.concatenate([next(first).numpy() for _ in range(2)])
+    with open_reader(tmp_path / "x.h5", batch_size=32) as reader, Loader(reader, **how) as second:
+        second.load_state_dict(state)
+        found = np.concatenate([next(second).numpy() for _ in range(20)])
+    shared = min(len(rest), len(found))
+    np.testing.assert_array_equal(found[:shared], rest[:shared])
+
+
 def test_the_names_that_a_corpus_has_replaced_are_gone():
     """A path is asked once: nothing in the package says again what a reader of one kind of path was."""
     gone = ("StoreReader", "CutReader", "RecordReader", "WindowReader", "TokenStream", "HDF5Reader", "BatchReader")

@@ -254,7 +254,7 @@ def _opened_split(
     with on_failure(corpus.close):
         if corpus.foreign_dataset is not None and batches.fingerprint != fingerprint:
             batches, _ = open_for_loader(corpus, batch_size, state.get("seq_len"))
-        of_state = batches_of_state(batches, fingerprint).fingerprint
+        of_state = batches_of_state(batches, state).fingerprint
         if of_state != fingerprint:
             facts = f"its fingerprint is {short_repr(fingerprint)}, that of the store {short_repr(of_state)}"
             raise StateError(f"{path}: the state names another store than {found.path}: {facts}")

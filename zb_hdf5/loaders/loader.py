@@ -7,9 +7,11 @@ A position counts the records that all ranks together have consumed in the epoch
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
+from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
@@ -19,6 +21,7 @@ from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.fingerprint import FINGERPRINT_SAMPLES
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device
 from zb_hdf5.loaders.order import (
@@ -54,10 +57,10 @@ if TYPE_CHECKING:
         WantedDocuments,
     )
     from zb_hdf5.store.cache import Cache
-#: Sizes of batches that a state of a lone file of another program is compared with, from 1 on; larger powers of 2, too.
-MOST_TRIED_SIZES: Final = 64
-#: Bytes of the largest batch that is read for such a comparison.
+#: Bytes of the largest batch that is read to find the size of batches that a state was taken with.
 MOST_TRIED_BYTES: Final = 64 << 20
+#: Bytes that are read for it in all: some seconds. It is the time that a state of other data takes to be refused.
+MOST_READ_BYTES: Final = 4 << 30
 #: A path for `open_corpus`, a corpus, or batches.
 StoreOrPath: TypeAlias = str | os.PathLike[str] | Corpus | Batches
 
@@ -94,11 +97,12 @@ def _require_fixed_order(batches: Batches, shuffle: str) -> None:
         )
 
 
-def batches_of_state(batches: Batches, fingerprint: object) -> Batches:
+def batches_of_state(batches: Batches, state: Mapping[str, Any]) -> Batches:
     """Return the same records in batches of the size that a state was taken with, if its fingerprint is of such."""
+    fingerprint = state.get("fingerprint")
     if fingerprint == batches.fingerprint:
         return batches
-    for size in _sizes_of_state(batches, fingerprint):
+    for size in _sizes_of_state(batches, fingerprint, state.get("position")):
         try:
             other = batches.resized(size)
         except ArgumentError:  # no stream has batches of that size
@@ -108,21 +112,41 @@ def batches_of_state(batches: Batches, fingerprint: object) -> Batches:
     return batches
 
 
-def _sizes_of_state(batches: Batches, fingerprint: object) -> Iterable[int]:
-    """Return the sizes of batches that a state may have been taken with.
+def _sizes_of_state(batches: Batches, fingerprint: object, position: object) -> Iterator[int]:
+    """Yield the sizes of batches that a state may have been taken with.
 
     The fingerprint of windows has it. That of a lone file of another program is one hash of a sample, in which the size
-    of the batches counts: the sizes that people choose are tried, as far as their samples are read at once.
+    of the batches counts: each size is tried. Those that divide the position come first, since most states follow a
+    number of whole steps: the others take as long as their samples are read.
     """
     try:
-        return [Windows.in_fingerprint(fingerprint).size]
+        yield Windows.in_fingerprint(fingerprint).size
+        return
     except ArgumentError:
         pass
     if not batches.corpus.joins_records or not isinstance(fingerprint, str) or ":" not in fingerprint:
-        return []
-    most = min(batches.num_records, MOST_TRIED_BYTES // (batches.seq_len * batches.dtype.itemsize))
+        return
+    record_bytes = batches.seq_len * batches.dtype.itemsize
+    most = min(batches.num_records, MOST_TRIED_BYTES // record_bytes)
     powers = (1 << power for power in range(most.bit_length()))
-    return dict.fromkeys((*powers, *range(1, min(most, MOST_TRIED_SIZES) + 1)))
+    tried: set[int] = set()
+    left = MOST_READ_BYTES
+    for size in chain(_divisors(position, most), powers, range(1, most + 1)):
+        if size in tried:
+            continue
+        tried.add(size)
+        left -= min(FINGERPRINT_SAMPLES, batches.num_records // size) * size * record_bytes
+        if left < 0:
+            return
+        yield size
+
+
+def _divisors(number: object, most: int) -> list[int]:
+    """Return the divisors of a positive whole number up to a largest one, in order; of anything else none."""
+    if type(number) is not int or number < 1:
+        return []
+    small = [each for each in range(1, min(isqrt(number), most) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small if number // each <= most)})
 
 
 class Loader(EpochLoader[BatchT]):
@@ -513,7 +537,7 @@ class Loader(EpochLoader[BatchT]):
     # --- state ---------------------------------------------------------------------------------------------------
 
     def _take_over(self, state: dict[str, Any], force: bool) -> None:
-        batches = self.batches if force else batches_of_state(self.batches, state.get("fingerprint"))
+        batches = self.batches if force else batches_of_state(self.batches, state)
         if batches is not self.batches:  # the same content under another fingerprint
             self.batches = batches
             self._fingerprint = batches.fingerprint

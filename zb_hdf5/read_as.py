@@ -115,7 +115,9 @@ class ReadAs:
         Argument("file", "The file of the digests that were made of files that hold none.")
     )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self is AS_STORED:
+            return "AS_STORED"
         return _with, (self.given,)  # a few bytes: the copy of a corpus for each worker has it
 
     def __post_init__(self) -> None:

@@ -162,6 +162,21 @@ def test_a_pickled_corpus_reads_the_same(stream):
         copy.close()
 
 
+def test_a_pickled_corpus_has_no_more_than_it_needs(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(4096, dtype=np.uint16).reshape(-1, 32))
+    convert(tmp_path / "x.npy", "hdf5", tmp_path / "out", batch_size=8)
+    with open_reader(tmp_path / "out") as reader:
+        first = reader[0].tolist()
+        state = reader.corpus.__getstate__()
+        assert not [name for name, value in state.items() if value is None or value in ({}, [])]
+        small = len(pickle.dumps(reader)) - 2 * len(str(tmp_path))
+        with pickle.loads(pickle.dumps(reader)) as other:
+            assert other[0].tolist() == first
+            assert (other.corpus.origin, other.corpus.columns) == (reader.corpus.origin, reader.corpus.columns)
+            assert vars(other.corpus).keys() >= {"_fields", "_other_fields", "_sets", "_changing"}
+    assert small < 2250  # bytes, of which 1,300 are the index
+
+
 def test_the_tokens_of_packed_documents_are_refused_with_their_stream(texts, tmp_path):
     convert(texts, "hdf5", tmp_path / "packed", tokenizer="byte", batch_size=2, seq_len=64)
     with open_corpus(tmp_path / "packed") as corpus:

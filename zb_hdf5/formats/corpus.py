@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.record_documents import RecordDocuments
 
 _local = threading.local()
+#: Attributes that are empty at first: a pickled corpus leaves them out as long as they are.
+_EMPTY_AT_FIRST: Final = frozenset(("columns", "origin", "_fields", "_other_fields", "_sets"))
 
 
 class FieldSource(Protocol):
@@ -154,6 +156,7 @@ class Corpus:
     sha256: str | None = None
     max_token: int | None = None
     extents: Extents | None = None
+    windows: Windows | None = None
     training_split: str | None = None
     _record_documents: RecordDocuments | None = None
     _cache: Callable[[Corpus], Tokens] | None = None
@@ -176,13 +179,16 @@ class Corpus:
         self.meta = meta
         self.tokens = tokens
         self.num_tokens = tokens.num_tokens if num_tokens is None else num_tokens
-        self.windows: Windows | None = None
         if meta.layout == BATCHES_LAYOUT:
             self.windows = Windows(meta.batch_size, meta.seq_len, meta.seq_len)
         if backend is not None:
             self.backend = backend
         self.complete = complete
         self.verify = self._checks = "none"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set what is empty at first, and may be of a copy in another process."""
         self.columns: dict[str, tuple[Run, ...]] = {}
         self.origin: dict[str, Any] = {}
         self._fields: dict[str, Corpus] = {}
@@ -611,7 +617,9 @@ class Corpus:
     def _with(self, **changed: Any) -> Self:
         """Return a copy that has other attributes and shares the files: one of the two is closed, at the end."""
         found = object.__new__(type(self))
-        found.__dict__.update(self.__getstate__(), **changed)
+        with self._changing:
+            found.__dict__.update(self.__dict__, _fields=dict(self._fields), _other_fields=[])
+        found.__dict__.update(changed)
         return found
 
     def with_documents(self, documents: RecordDocuments) -> Self:
@@ -689,7 +697,18 @@ class Corpus:
     def __getstate__(self) -> dict[str, Any]:
         # at one moment: counts of a copy are never ahead of its tokens, which are pickled later
         with self._changing:
-            return {**self.__dict__, "_fields": dict(self._fields), "_other_fields": []}
+            state = {**self.__dict__, "_fields": dict(self._fields), "_other_fields": []}
+        del state["_changing"]
+        kind = type(self)
+        return {
+            name: value
+            for name, value in state.items()
+            if (name not in _EMPTY_AT_FIRST or value) and (value is not None or getattr(kind, name, ...) is not None)
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin()
+        self.__dict__.update(state)
 
     def __len__(self) -> int:
         """Return the number of tokens."""

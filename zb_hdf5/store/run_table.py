@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import ends_of
 from zb_hdf5.errors import FormatError
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.ranges import Run
 from zb_hdf5.spec import INDEX_COLUMN_KEYS
 from zb_hdf5.store.parsed_arrays import require_array
@@ -29,13 +30,20 @@ class RunTable:
     def __init__(self, counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64]) -> None:
         self._counts = counts
         self._runs = runs
-        self._firsts = ends_of(np.maximum(counts, 0))
+
+    @cached_per_process
+    def _firsts(self) -> npt.NDArray[np.int64]:
+        """The first run of each shard, and the end of the last one's."""
+        return ends_of(np.maximum(self._counts, 0))
 
     @classmethod
     def of(cls, runs_of_shards: list[tuple[Run, ...] | None]) -> Self:
         counts = [-1 if runs is None else len(runs) for runs in runs_of_shards]
         flat = [run for runs in runs_of_shards for run in runs or ()]
         return cls(np.array(counts, np.int64), np.array(flat, np.int64).reshape(-1, 3))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunTable, (self._counts, self._runs)
 
     def of_shard(self, number: int) -> tuple[Run, ...] | None:
         """Return the runs of a shard; None: not known."""

@@ -86,7 +86,23 @@ class Sharded(Tokens):
         The identities of the same files, where other values of them are known; None: those that `found` has.
     """
 
-    _not_copied: ClassVar = ("_files", "_known", "_joined", "residency", "_firsts", "num_tokens")
+    identity = ()
+    #: All that follows from other attributes, or is of this process.
+    _not_copied: ClassVar = frozenset(
+        (
+            "_files",
+            "_known",
+            "_joined",
+            "residency",
+            "_firsts",
+            "num_tokens",
+            "found",
+            "_is_closed",
+            "dtype",
+            "unit",
+            "wait",
+        )
+    )
 
     def __init__(
         self,
@@ -113,21 +129,25 @@ class Sharded(Tokens):
             self.identities.note(number, each.identity)
             if isinstance(each, FlatFacts):
                 self.identities.note_documents(number, each.documents_identity)
-        self.dtype = index.meta.dtype
-        self.unit = index.meta.batch_tokens
         self.name = name or str(folder)
-        self.identity = ()
-        self.wait = Wait.LOCAL if index.meta.codec == NO_CODEC else Wait.DECODE
-        if isinstance(folder, RemotePath):
-            self.wait = Wait.FAR
+        self._begin()
         self._access = self._known_access()
-        self._is_closed = False
         self.number(index.table.values["token_count"].tolist())
         self._reset()
 
     def reopened(self, index: ShardIndex, found: Mapping[int, Column | FlatFacts]) -> Sharded:
         """Return the tokens of a newer index, read in the same way; none of its files is open yet."""
         return Sharded(self.folder, index, self.asked, self._verify, self.read_as, found, name=self.name)
+
+    def _begin(self) -> None:
+        """Take the facts of the tokens from the index."""
+        meta = self.index.meta
+        self.dtype = meta.dtype
+        self.unit = meta.batch_tokens
+        self.wait = Wait.LOCAL if meta.codec == NO_CODEC else Wait.DECODE
+        if isinstance(self.folder, RemotePath):
+            self.wait = Wait.FAR
+        self._is_closed = False
 
     def _known_access(self) -> str | None:
         """Return the access of the shards, if no look into one is needed."""
@@ -405,11 +425,12 @@ class Sharded(Tokens):
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
-        return {**kept, "found": {}, "_is_closed": False}  # a copy looks again
+        return {key: value for key, value in self.__dict__.items() if key not in self._not_copied}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.found = {}  # a copy looks again
+        self._begin()
         self._start_at(self._starts)
         self._reset()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +41,6 @@ if TYPE_CHECKING:  # h5py, which a store with an index does not need
 
 #: The key of the stored dtype in the source of an index that is made of flat files.
 FLAT_DTYPE: Final = "dtype"
-
-
-class ReadOptions(TypedDict):
-    """How the files of a corpus are read: as for `open_corpus`."""
-
-    access: str
-    verify: str
-    read_as: ReadAs
 
 
 class NewerFiles(Protocol):
@@ -86,6 +78,7 @@ class StoreCorpus(Corpus):
     """
 
     _kind: ClassVar[type[Sharded]] = Sharded
+    _newer: NewerFiles | None = None
 
     def __init__(
         self,
@@ -103,16 +96,15 @@ class StoreCorpus(Corpus):
     ) -> None:
         folder = path if path.is_dir() else path.parent
         is_stored = index.meta.layout == BATCHES_LAYOUT
-        self._options = ReadOptions(access=access, verify=verify, read_as=read_as)
-        self._reads = "none" if verify == "store" else verify
-        compared = "none" if verify == "auto" and not is_stored else self._reads
+        compared = "none" if verify == "store" or (verify == "auto" and not is_stored) else verify
         tokens = self._kind(folder, index, access, compared, read_as, found, same_files, name=str(path))
         meta = index.meta if records is None else _meta_of_records(index.meta, records)
         super().__init__(path, meta, tokens, backend=index.table.values["backend"][0])
         self.index = index
         self.max_token = index.max_token
         self.verify = verify
-        self.foreign_dataset = None if records is None else read_as.dataset
+        if records is not None:
+            self.foreign_dataset = read_as.dataset
         self._newer = newer
         self._shards = tokens
         self._checks = verify if verify == "store" else compared
@@ -123,6 +115,11 @@ class StoreCorpus(Corpus):
             if compared == "batch" and index.complete:
                 self._require_crc32()
             self._take(index)
+
+    @property
+    def _reads(self) -> str:
+        """The way to check what is read: `verify`, where it has not compared all before."""
+        return "none" if self.verify == "store" else self.verify
 
     def _require_crc32(self) -> None:
         """Raise `UnverifiableError` if a shard has no crc32 of its batches."""
@@ -218,8 +215,16 @@ class StoreCorpus(Corpus):
         if self.windows is not None and self.is_cut:
             records = self.windows.widened(self.meta.of_field(name).seq_len // self.meta.seq_len)
         known = self._shards
-        found = known.found_of(name)
-        return type(self)(self.path, index, found=found, records=records, same_files=known, **self._options)
+        return type(self)(
+            self.path,
+            index,
+            access=known.asked,
+            verify=self.verify,
+            read_as=known.read_as,
+            found=known.found_of(name),
+            records=records,
+            same_files=known,
+        )
 
     @property
     def joins_records(self) -> bool:

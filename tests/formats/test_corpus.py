@@ -189,6 +189,19 @@ def test_the_tokens_of_packed_documents_are_refused_with_their_stream(texts, tmp
             corpus.batches(seq_len=32)
 
 
+@pytest.mark.parametrize("packed", ["packed", "packed.h5"])
+def test_rows_name_the_stream_that_they_were_packed_from_and_nothing_else(packed, stream, texts, tmp_path):
+    convert(stream, "hdf5", tmp_path / packed, batch_size=1, seq_len=8)
+    convert(texts, "hdf5", tmp_path / f"text-{packed}", tokenizer="byte", batch_size=2, seq_len=64)
+    expected = {packed: str(stream), f"text-{packed}": "a token stream of the same documents"}
+    for name, words in expected.items():
+        with open_corpus(tmp_path / name) as corpus, pytest.raises(BackendError) as error:
+            _ = corpus.documents[1].ids
+        assert str(error.value) == (
+            f"{tmp_path / name}: document 1 was packed into rows, where its tokens lie in pieces: open {words}"
+        )
+
+
 @pytest.mark.parametrize("kind", ["stream", "hdf5"])
 def test_a_loader_over_a_corpus_of_several_splits_trains_on_train(kind, texts, tmp_path):
     shape = {"batch_size": 2, "seq_len": 64} if kind == "hdf5" else {}

@@ -239,6 +239,11 @@ class Corpus:
         return [str(self.origin.get("split") or DEFAULT_SPLIT)]
 
     @property
+    def source(self) -> Mapping[str, Any]:
+        """The source that the tokens were converted from: its "format", its "files" and others; empty: not known."""
+        return self.origin.get("source") or {}
+
+    @property
     def compressed_files(self) -> list[tuple[CompressedTokens, int]]:
         """The codec of each file whose tokens are compressed, and the number of these."""
         return [] if self.compressed is None else [(self.compressed, self.num_tokens)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, overload
 
@@ -14,7 +14,7 @@ from zb_hdf5.documents.metadata import DecodeValue, Document, Spans
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError
 from zb_hdf5.field import UNITS
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.spec import StoreMeta, TokenArray
+from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray
 
 if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable, Offsets
@@ -26,7 +26,9 @@ class Documented(Protocol):
     path: Path
     meta: StoreMeta
     tokens: Tokens
-    origin: dict[str, Any]
+
+    @property
+    def source(self) -> Mapping[str, Any]: ...
 
     @property
     def is_stream(self) -> bool: ...
@@ -138,9 +140,10 @@ class CorpusDocument:
 
 
 def _stream_of(corpus: Documented) -> str:
-    """Return the words for the source that the rows of a corpus were packed from."""
-    files = corpus.origin.get("source", {}).get("files", ())
-    return str(files[0]) if files else "a token stream of the same documents"
+    """Return the words for the stream that the rows of a corpus were packed from; text, for one, is none."""
+    source = corpus.source
+    files = source.get("files") if source.get("format") == STREAM_LAYOUT else None
+    return str(files[0]) if files and isinstance(files, list) else "a token stream of the same documents"
 
 
 class CorpusDocuments(Sequence[CorpusDocument]):

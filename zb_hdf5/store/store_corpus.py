@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -192,6 +192,10 @@ class StoreCorpus(Corpus):
     def file_splits(self) -> Sequence[str]:
         splits: Sequence[str] = self.index.table.values["split"]
         return splits
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        return self.index.source
 
     @property
     def compressed_files(self) -> list[tuple[CompressedTokens, int]]:

@@ -121,6 +121,8 @@ class ReadAs:
         return _with, (self.given,)  # a few bytes: the copy of a corpus for each worker has it
 
     def __post_init__(self) -> None:
+        if not isinstance(self.digests, str | os.PathLike | None):
+            raise ArgumentError(f"digests must be the path of a file, found {self.digests!r}", options=["digests"])
         self._require_dataset()
         self._require_ids_without_header()
         if self.lacks_header and self.names_dataset:
@@ -154,6 +156,19 @@ class ReadAs:
         object.__setattr__(self, "field_channels", checked)
         if self.channel is not None:
             object.__setattr__(self, "channel", _entry("channel", self.channel))
+        self._require_own_entries()
+
+    def _require_own_entries(self) -> None:
+        """Refuse an entry that two are to have: the ids and a field, or two fields."""
+        found: dict[int, str] = {} if self.channel is None else {self.channel: "the ids"}
+        for name, number in self.field_channels.items():
+            if number in found:
+                raise ArgumentError(
+                    f"field_channels must be entries of their own, found {name!r} in {number}, which has "
+                    f"{found[number]}",
+                    options=["field_channels", "channel"],
+                )
+            found[number] = f"the field {name!r}"
 
     def _require_ids_without_header(self) -> None:
         """Check what names the ids of files that have no header."""

@@ -675,6 +675,7 @@ def test_channels_of_the_command_line(zoo):
         (("--channel", 0, "--field-channel", "labels"), "'labels' is not a channel of a field: expected NAME=N"),
         (("--field-channel", "labels=1"), "--field-channel needs --channel"),
         (("--channel", 0, "--axes", AXES), "pass either --axes or --channel"),
+        (("--channel", 0, "--field-channel", "m=0"), "--field-channel must be entries of their own, found 'm' in 0"),
     ):
         result = run_zb("info", path, *words)
         assert (result.exit_code > 0, message in result.output) == (True, True), result.output

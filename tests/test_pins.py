@@ -39,6 +39,7 @@ def test_every_case_is_pinned():
     assert CASES.keys() | served == PINNED.keys(), REMEDY
 
 
+# "bench" is slow: it times reads for a second, and prepares them for two; test_bench.py has its report each day
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")
 @pytest.mark.parametrize(
     "group", ["facts", "reports", "bytes", "plans", "jobs", "shapes", pytest.param("bench", marks=pytest.mark.slow)]

@@ -58,7 +58,7 @@ def test_opening_and_the_first_batch_take_so_many_requests(name, folder, web):
 
 @pytest.mark.filterwarnings("ignore:channel 1 is taken")
 @pytest.mark.parametrize("name", MOST)
-@pytest.mark.parametrize("orders", [["records"], pytest.param(pins.ORDERS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("orders", [["global", "records"], pytest.param(pins.ORDERS, marks=pytest.mark.slow)])
 def test_a_url_has_the_fingerprint_the_orders_and_the_states_of_the_same_path_here(orders, name, folder, web):
     kind = pins.kinds()[name]
     url = served_at(web, folder / kind.path)

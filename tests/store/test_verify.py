@@ -12,7 +12,8 @@ from commandline import report_of, run, succeed
 from contract import random_tokens
 from damage import flip_stored, write_batches, write_streams
 
-from zb_hdf5 import Loader, errors, verify_store
+from zb_hdf5 import Loader, ReadAs, errors, open_corpus, verify_store, write_digests
+from zb_hdf5 import convert as make
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.spec import INDEX_NAME
@@ -224,3 +225,29 @@ def test_a_shard_that_may_not_be_read_is_not_called_damaged(any_store, tmp_path)
     assert "zb repair" not in ended.stderr + ended.stdout
     shard.chmod(0o644)
     assert {report.outcome for report in verify_store(any_store)} == {"verified"}
+
+
+def test_a_corpus_or_batches_are_verified_as_they_were_opened(tmp_path):
+    np.save(tmp_path / "train.npy", np.arange(100, dtype=np.uint16))
+    np.save(tmp_path / "val.npy", np.arange(50, dtype=np.uint16))
+    write_digests(tmp_path, tmp_path / "made.json")
+    read_as = ReadAs(digests=tmp_path / "made.json")
+    with open_corpus(tmp_path, split="val", read_as=read_as) as corpus:
+        for source in (corpus, corpus.batches(2, 5)):
+            reports = verify_store(source)
+            assert [(report.path, report.checks) for report in reports] == [
+                (str(tmp_path / "val.npy"), ["crc32", "sha256"])
+            ]
+        for given in ({"split": "train"}, {"read_as": ReadAs(source_dtype="uint16")}):
+            name = next(iter(given))
+            with pytest.raises(errors.ArgumentError, match=f"{name}=.* is chosen when a corpus is opened"):
+                verify_store(corpus, **given)
+    store = tmp_path / "store"
+    np.save(tmp_path / "rows.npy", np.arange(4000, dtype=np.uint16).reshape(-1, 8))
+    make(tmp_path / "rows.npy", "hdf5", store, batch_size=4, val_fraction=0.3)
+    with open_corpus(store) as corpus:
+        assert verify_store(corpus) == verify_store(store)
+        with corpus.split("val") as held_out:
+            assert verify_store(held_out) == verify_store(store, split="val")
+        flip_stored(corpus.files[-1].path, corpus.tokens[-8:])
+        assert [report.problem is not None for report in verify_store(corpus)].count(True) == 1

@@ -149,7 +149,8 @@ class ShardIndex:
     def files(self, folder: str | os.PathLike[str]) -> CorpusFiles:
         """Return the files of the shards in the folder of the store. A growing one is looked for where its bytes are.
 
-        None is opened, and none is made before it is asked for.
+        None is opened, and none is made before it is asked for. Repairs and checks go over these, and not over those of
+        a corpus: a damaged store has none.
         """
         folder = any_path(folder)
         values = self.table.values

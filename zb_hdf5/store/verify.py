@@ -26,9 +26,9 @@ from zb_hdf5.errors import (
 )
 from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.named_splits import SplitFiles
+from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.threads import ReadPool
-from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.formats.corpus import Batches, Corpus
 from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest
@@ -190,7 +190,7 @@ def _recorded(report: ShardReport, *, is_lone: bool = False, is_named: bool = Fa
 
 @kept_listings()
 def verify_store(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Corpus | Batches,
     *,
     split: str | None = None,
     read_as: ReadAs = AS_STORED,
@@ -204,6 +204,9 @@ def verify_store(
 
     Parameters
     ----------
+    path
+        A file or a folder; or a corpus, or batches of one, whose path is looked at anew by the split and the `read_as`
+        that it was opened with.
     split
         Split of a store, or of a folder of files whose names tell them, that alone is checked; None: all of them.
     read_as
@@ -227,14 +230,29 @@ def verify_store(
         If `path` is a folder whose `shards.json` cannot be read, or a file of no known format, or if there are no such
         digests.
     ArgumentError
-        If no shard is of that split.
+        If no shard is of that split, or a split or `read_as` is given beside a corpus, which has them.
     BackendError
         If digests are given for files that hold their own.
     UnavailableError
         If this machine lacks something that a file needs, such as a codec, or this user may not read it: nothing is
         known about the files.
     """
+    if isinstance(path, Corpus | Batches):
+        path, split, read_as = _opened_as(path if isinstance(path, Corpus) else path.corpus, split, read_as)
     return _reports_on(path, split, read_as, OpenedPath(), workers, progress, announce)
+
+
+def _opened_as(corpus: Corpus, split: str | None, read_as: ReadAs) -> tuple[str | os.PathLike[str], str | None, ReadAs]:
+    """Return the path of a corpus, and the split and `read_as` that it was opened with; refuse others beside it."""
+    for name, value, default in (("split", split, None), ("read_as", read_as, AS_STORED)):
+        if value != default:
+            raise ArgumentError(
+                f"{corpus.path}: {name}={value!r} is chosen when a corpus is opened: pass it to open_corpus, or pass "
+                "the path to verify_store",
+                options=[name],
+            )
+    opened = corpus.opened
+    return opened.path, opened.how["split"], opened.how["read_as"]
 
 
 def _reports_on(
@@ -251,8 +269,9 @@ def _reports_on(
     with _begin_look(path, opened.files) as look:
         require_datasets(look, read_as)
         stores = {} if read_as.lacks_header or read_as.digests is not None else stores_at(look.path)
+        of_store = None if split == AUTO_SPLIT else split  # as a reader of a store has all
         reports, found = (
-            _in_stores(look.path, stores, split, opened.index) if stores else _in_place(look, read_as, split)
+            _in_stores(look.path, stores, of_store, opened.index) if stores else _in_place(look, read_as, split)
         )
         checks = [_Check(look, known, opened, progress, announce) for known in found]
         if num_tokens := sum(check.num_tokens for check in checks):

@@ -111,6 +111,7 @@ READERS = {
         "store/shards.json",
         lambda path: zb_hdf5.ShardIndex.from_json(Path(path).read_text(), path),
     ),
+    "ShardIndex.of_split": ("store", lambda path: zb_hdf5.ShardIndex.load(path).of_split(None, path)),
     "ShardIndex.files": ("store", lambda path: [*zb_hdf5.ShardIndex.load(path).files(path)]),
     "ShardEntry.file": ("store", lambda path: zb_hdf5.ShardIndex.load(path).shards[0].file(path)),
     "rebuild_index": ("store", lambda path: zb_hdf5.rebuild_index(path, force=True)),

@@ -370,13 +370,21 @@ def test_a_text_loader_refuses_a_state_or_resumes_exactly(text, data):
 
 def test_a_reader_serves_no_fingerprint_but_its_own_stream(stores):
     with zb_hdf5.open_reader(stores / "stream.h5", batch_size=2, seq_len=4) as reader:
+
+        def served(fingerprint):
+            return batches_of_state(reader, {"fingerprint": fingerprint})
+
+        def in_batches_of(size):
+            return served(reader.fingerprint.replace(":2x4+0", f":{size}x4+0"))
+
         for batch_size in (0, 10**17, 10**40):
-            assert batches_of_state(reader, reader.fingerprint.replace(":2x4+0", f":{batch_size}x4+0")) is reader
-        assert batches_of_state(reader, reader.fingerprint.replace(":2x4+0", ":5x4+0")).batch_size == 5
-        whole = batches_of_state(reader, reader.fingerprint.replace(":2x4+0", ":1000000x4+0"))
+            assert in_batches_of(batch_size) is reader
+        assert in_batches_of(5).batch_size == 5
+        whole = in_batches_of(1_000_000)
         assert (whole.num_batches, whole.num_records) == (0, reader.num_records)
         for other in (None, 7, "", reader.fingerprint + "1", "x" + reader.fingerprint):
-            assert batches_of_state(reader, other) is reader
+            assert served(other) is reader
+        assert batches_of_state(reader, {}) is reader
 
 
 def test_a_follower_jumps_over_batches_that_were_not_there_when_it_began(tmp_path):

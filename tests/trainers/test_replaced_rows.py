@@ -186,7 +186,7 @@ FOUND = {
     "datasets": ("ragged/datasets.h5", "", {}),
     "ids-lines": ("hf/corpus.jsonl", "", {}),
     "ids-parquet": ("hf/corpus.parquet", "", {}),
-    "lines": ("texts/a.jsonl", "", {"tokenizer": "byte"}),
+    "lines": ("texts/a.json", "", {"tokenizer": "byte"}),  # of an .jsonl its name tells, and no look reads it
     "megatron": ("megatron/uint16", "corpus_text_document.idx", {}),
     "later-arrays": ("arrays", "1.h5", {}),
 }
@@ -202,7 +202,7 @@ def test_a_file_that_is_replaced_between_the_look_and_the_opening_is_named(name,
     for kind, write in (("offsets", write_offsets), ("lists", write_lists), ("datasets", write_datasets)):
         with h5py.File(folder / "ragged" / f"{kind}.h5", "w") as h5:
             write(h5)
-    write_lines(folder / "texts" / "a.jsonl")
+    write_lines(folder / "texts" / "a.json")
     for number in range(2):
         with h5py.File(folder / "arrays" / f"{number}.h5", "w") as h5:
             h5["input_ids"] = np.arange(64, dtype="u2").reshape(8, 8)

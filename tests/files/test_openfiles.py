@@ -142,6 +142,27 @@ def test_a_file_that_one_thread_fails_to_open_is_opened_by_the_next():
     files.close()
 
 
+def test_a_thread_opens_any_file_while_it_opens_any_other(tmp_path):
+    (tmp_path / "x").write_bytes(b"x")
+    outer, inner = (zb_hdf5.files.paths.OpenFiles("auto", far=True) for _ in range(2))
+    opened = []
+
+    def open_one(number):
+        return open(tmp_path / "x", "rb")
+
+    def open_both(number):
+        inner.get(5 * number + 1, open_one)
+        opened.append(number)
+        return open_one(number)
+
+    thread = threading.Thread(target=lambda: [outer.get(number, open_both) for number in range(400)], daemon=True)
+    thread.start()
+    thread.join(20)  # it waited for itself for ever where both had the same lock
+    assert opened == [*range(400)]
+    outer.close()
+    inner.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_forked_while_a_file_is_opened_reads_on(folder, expected):
     with open_reader(folder, access="pread") as reader, zb_hdf5.files.paths._LOCK:

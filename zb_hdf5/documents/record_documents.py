@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import Pieces
-from zb_hdf5.files.paths import OpenFiles, RemotePath, compute_once
+from zb_hdf5.files.paths import OpenFiles, RemotePath
+from zb_hdf5.files.turns import compute_once
 
 if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable

@@ -6,24 +6,22 @@ A FIFO does not block the process.
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import os
 import re
 import resource
 import stat
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Final, Generic, TypeVar, cast
 
 from zb_hdf5.errors import ArgumentError, BackendError, FormatError, IncompleteError, Remedy
 from zb_hdf5.files.bounded import require_bounded, whole_of
-from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.objects import SCHEMES, ObjectFile, RemoteObject, object_exists
+from zb_hdf5.files.turns import Turns
 from zb_hdf5.files.urls import without_secrets
 
 #: Suffixes of names that are objects; any other URL names a folder.
@@ -222,9 +220,6 @@ DESCRIPTORS_PER_OBJECT: Final = 8
 MIN_DESCRIPTORS: Final = 16
 
 _LOCK = threading.RLock()  # a finalizer may close a store in the middle of all this
-_OPENING = [threading.Lock() for _ in range(64)]
-_FINDING = [threading.RLock() for _ in range(64)]  # files may open under one of these, and not the other way round
-_FAILED: dict[int, tuple[tuple[int, ...], float, Exception]] = {}  # what went wrong last under each of these locks
 _STORES: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
 
 
@@ -240,8 +235,7 @@ class OpenFiles(Generic[File]):
     access
         The access to the files: it decides how many descriptors a file counts.
     far
-        The files are objects. To open one costs reads from a server: the threads that wait for one that fails do not
-        ask again.
+        The files are objects, of which fewer are open.
     """
 
     def __init__(self, access: str, *, far: bool = False) -> None:
@@ -253,7 +247,7 @@ class OpenFiles(Generic[File]):
             self.descriptors = 1 if access == "pread" else DESCRIPTORS_PER_MAPPED_FILE
         self._access = access
         self._far = far
-        self._turns: dict[int, OwnLock] = {}  # of the files that are being opened: those of other stores do not wait
+        self._turns = Turns()
         self.let_go: Callable[[], None] = lambda: None  # called when a file closes for others
         with _LOCK:
             _STORES.add(self)
@@ -263,29 +257,24 @@ class OpenFiles(Generic[File]):
         return self.known.get(number) or self.open(number, open_file)
 
     def open(self, number: int, open_file: Callable[[int], File]) -> File:
-        """Open a file, or take it from the resting ones. One thread opens it, and others wait for it."""
-        turn = _in_turn(_OPENING, (id(self), number)) if self._far else self._turns.setdefault(number, OwnLock())
-        with turn:
-            try:
-                return self._found_or_opened(number, open_file)
-            finally:
-                self._turns.pop(number, None)
+        """Open a file, or take it from the resting ones.
 
-    def _found_or_opened(self, number: int, open_file: Callable[[int], File]) -> File:
-        """Return a file that another thread has opened meanwhile, or that rests; else open it."""
-        with _LOCK:
-            file = self.known.get(number) or self.resting.pop(number, None)
-            if file is not None:
-                self.known[number] = file
-                return file
-        file = open_with_room(partial(open_file, number))  # without the lock: on a network this takes a while
-        with _LOCK:
-            file = self.known.setdefault(number, file)
-            held = _held()
-            allowed = descriptor_room(held)
-            if held >= allowed:
-                _make_room(allowed)
-        return file
+        One thread opens it, and others wait for it: if it fails, they fail too. Each would ask a server again.
+        """
+        with self._turns.of(number):
+            with _LOCK:
+                file = self.known.get(number) or self.resting.pop(number, None)
+                if file is not None:
+                    self.known[number] = file
+                    return file
+            file = open_with_room(partial(open_file, number))  # without `_LOCK`: on a network this takes a while
+            with _LOCK:
+                file = self.known.setdefault(number, file)
+                held = _held()
+                allowed = descriptor_room(held)
+                if held >= allowed:
+                    _make_room(allowed)
+            return file
 
     def forget(self, number: int) -> None:
         """Drop a file, if it is open."""
@@ -304,31 +293,6 @@ class OpenFiles(Generic[File]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(OpenFiles, far=self._far), (self._access,)
-
-
-def compute_once(owner: object) -> contextlib.AbstractContextManager[None]:
-    """Return the lock under which one thread finds, for all of them, a fact that an object keeps from then on.
-
-    Many threads begin to read a far store at once, and each would fetch the same. The threads that wait while one of
-    them fails get the same error: each would try a server that is down for minutes.
-    """
-    return _in_turn(_FINDING, (id(owner),))
-
-
-@contextlib.contextmanager
-def _in_turn(locks: Sequence[Any], key: tuple[int, ...]) -> Iterator[None]:
-    """Hold one of some locks; raise the error with which another thread failed while this one waited for it."""
-    lock = locks[hash(key) % len(locks)]
-    asked_s = time.monotonic()
-    with lock:
-        failed_key, failed_s, error = _FAILED.get(id(lock), (None, 0.0, None))
-        if error is not None and failed_key == key and failed_s > asked_s:
-            raise copy.copy(error)
-        try:
-            yield
-        except Exception as error:
-            _FAILED[id(lock)] = key, time.monotonic(), copy.copy(error)  # its traceback would hold files open
-            raise
 
 
 def open_with_room(open_file: Callable[[], File]) -> File:
@@ -415,10 +379,8 @@ def _make_room(allowed: int) -> None:
 
 
 def _renew_locks() -> None:
-    global _LOCK, _OPENING, _FINDING
+    global _LOCK
     _LOCK = threading.RLock()
-    _OPENING = [threading.Lock() for _ in _OPENING]
-    _FINDING = [threading.RLock() for _ in _FINDING]
 
 
 os.register_at_fork(after_in_child=_renew_locks)  # another thread of the parent may have held it

@@ -19,9 +19,10 @@ from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.identity import require_unreplaced
 from zb_hdf5.files.known_files import KnownFiles
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import RemotePath, compute_once
+from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.files.turns import compute_once
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts

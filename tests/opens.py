@@ -146,11 +146,24 @@ def twin_of(path: Path, folder: Path) -> Path:
     return folder / path.name
 
 
+def bring_into_memory(folder: Path) -> None:
+    """Write the files of a folder to the disk, and read them: then none of their pages is waited for.
+
+    A loader that waits for a page asks once for the file system that has it.
+    """
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("r+b") as opened:
+                os.fsync(opened.fileno())
+                opened.read()
+
+
 def ranks_of(folder: Path, path: Path, world_sizes: Sequence[int], **options: Any) -> dict[int, list[Traced]]:
     """Return world size -> the calls of each rank below a path, in an epoch of a real job of so many processes.
 
     Nothing of the path is known to them: a copy of it has made the process from which they fork import all modules.
     """
+    bring_into_memory(path if path.is_dir() else path.parent)
     program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py"]
     arguments = [path, twin_of(path, folder / "twin"), json.dumps(options), *map(str, world_sizes)]
     how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "rank"]

@@ -22,7 +22,7 @@ from zb_hdf5.text.dropped import DEFAULT_MAX_DROPPED
 if TYPE_CHECKING:  # numpy is imported when something is converted: help does not need it
     from zb_hdf5.converters.engines import Engine
 
-#: A file keeps the text of a source whole up to four times of this; a note is a part of it.
+#: The characters of the longest note. It is a part of the text of a source, which is kept up to four times of this.
 MAX_NOTE_CHARS: Final = 1000
 #: The target of documents that are kept, one after the other.
 STREAM: Final = "stream"

@@ -64,9 +64,7 @@ def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str
 
 def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str, str]:
     named = conversion.source_format
-    rows = rows_at(look)
-    flat = None if rows else flat_at(look)
-    name = flat.code.name if flat else rows.backend if rows else ""
+    name = _name_at(look)
     if name:
         is_as_named = name == named or (named == STREAM and flat_format(name) is not None)
         return {} if is_as_named else {"source_format": name}
@@ -75,6 +73,15 @@ def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str,
     if conversion.source_dtype is None and _may_lack_header(look, expected):
         return {"source_format": headerless_name_of(look), "source_dtype": ANY_DTYPE}
     return {}
+
+
+def _name_at(look: Look) -> str:
+    """Return the name of the format of rows at a path, or of files whose ids follow each other; "": it has neither."""
+    rows = rows_at(look)
+    if rows is not None:
+        return rows.backend
+    flat = flat_at(look)
+    return "" if flat is None else flat.code.name
 
 
 def _may_lack_header(look: Look, expected: tuple[str, ...]) -> bool:

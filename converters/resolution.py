@@ -160,7 +160,7 @@ def _of_paths(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> 
 
 
 def _opened(paths: list[Path], kind: Source, settings: Settings) -> Any:
-    """Open the source at some paths; what was looked at to find it is not open from then on."""
+    """Open the source at some paths, and end the looks that have found it."""
     with settings.looks.opening():
         return kind.open(paths, settings)
 

@@ -102,7 +102,7 @@ def test_a_store_is_found_before_all_that_lies_in_it(tmp_path, write_store):
         assert (found_source(look, tokenizer="byte").backend, found_source(look).layout) == ("batch", "batches")
 
 
-#: What is written as a file or folder, and the format by which its documents are read once.
+#: Each kind of file or folder that a test writes, and the format that reads its documents once.
 OF_ROWS = {"saved": "hf", "a.parquet": "hf", "mds": "mds", "litdata": "litdata", "offsets.h5": "ragged"}
 
 

@@ -31,7 +31,7 @@ class OwnLock:
     One thread may take it several times.
     """
 
-    __slots__ = ("__weakref__", "_locks")
+    __slots__ = ("_locks",)
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}  # by generation

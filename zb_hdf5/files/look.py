@@ -21,7 +21,7 @@ from zb_hdf5.files.identity import (
     require_unreplaced,
 )
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, cut_short, files_at_hand, regular_with_status, require_regular
+from zb_hdf5.files.paths import RemotePath, cut_short, files_at_hand, read_into, regular_with_status, require_regular
 
 #: The bytes at the beginning of a file that are read with it: the magic bytes of nearly every format are in them.
 HEAD_BYTES: Final = 4096
@@ -136,12 +136,7 @@ class Look:
 
     def read_into(self, buffer: Any, offset: int) -> int:
         """Fill a buffer, up to the end of the file, as `read_anew`; return its bytes."""
-        fd = self._opened()
-        out = memoryview(buffer)
-        done = 0
-        while done < len(out) and (count := os.preadv(fd, (out[done:],), offset + done)):
-            done += count
-        return done
+        return read_into(self._opened(), memoryview(buffer), offset)
 
     @cached_per_process
     def num_bytes(self) -> int:

@@ -176,6 +176,14 @@ def read_whole(path: str | os.PathLike[str], most: int | None = None, remedy: Re
         return whole_of(file, path, most, remedy)
 
 
+def read_into(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer of bytes, up to the end of a file; return the bytes that were read."""
+    done = 0
+    while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
+        done += count  # one call of the kernel reads less than 2 GiB
+    return done
+
+
 def size_of(handle: int | RemoteObject) -> int:
     """Return the size of an open file."""
     return os.fstat(handle).st_size if isinstance(handle, int) else handle.num_bytes

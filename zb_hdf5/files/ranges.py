@@ -29,7 +29,7 @@ from zb_hdf5.files.file_systems import in_memory, network_file_system
 from zb_hdf5.files.identity import Identity, require_status
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.objects import RemoteObject
-from zb_hdf5.files.paths import RemotePath, any_path, cut_short, on_failure, open_with_room, regular
+from zb_hdf5.files.paths import RemotePath, any_path, cut_short, on_failure, open_with_room, read_into, regular
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.spec import TokenArray
 
@@ -378,12 +378,8 @@ def look_by(file: Ranges | None) -> AbstractContextManager[Look | None]:
 
 
 def read_fully(fd: int, out: npt.NDArray[Any], offset: int) -> int:
-    """Fill `out`, up to the end of the file; return bytes. One call of the kernel reads less than 2 GiB."""
-    buffer = memoryview(out.reshape(-1).view(np.uint8))  # a structured dtype has no simple buffer
-    done = 0
-    while done < len(buffer) and (count := os.preadv(fd, (buffer[done:],), offset + done)):
-        done += count
-    return done
+    """Fill an array, up to the end of the file; return the bytes that were read."""
+    return read_into(fd, memoryview(out.reshape(-1).view(np.uint8)), offset)  # a structured dtype has no simple buffer
 
 
 def page_in_memory(fd: int, offset: int) -> bool:

@@ -188,7 +188,7 @@ class Corpus:
         self._begin()
 
     def _begin(self) -> None:
-        """Set what is empty at first, and may be of a copy in another process."""
+        """Set the attributes that are empty at first, of a copy in another process too."""
         self.columns: dict[str, tuple[Run, ...]] = {}
         self.origin: dict[str, Any] = {}
         self._fields: dict[str, Corpus] = {}

@@ -318,25 +318,33 @@ def load_format(row: FormatRow, read_as: ReadAs = AS_STORED) -> Format:
         How its files are read that do not tell it themselves.
     """
     package = package_of(row.name)
-    found: Format
-    if not package and row.place:
-        found = named_part(row.place)(row, read_as)
+    if package:
+        return _load_installed(row, read_as, package)
+    if row.place:
+        found: Format = named_part(row.place)(row, read_as)
         return found
+    from zb_hdf5.formats.format import Format  # numpy, which the help of the commands does not need
+
+    return Format(row, read_as)  # it is written, and not read
+
+
+def _load_installed(row: FormatRow, read_as: ReadAs, package: str) -> Format:
+    """Return the code of a format of a package, whose errors name the package."""
     # numpy, which the help of the commands does not need
     from zb_hdf5.formats.flat import FlatFormat
     from zb_hdf5.formats.format import Format, RowsFormat
-
-    if not package:
-        return Format(row, read_as)  # it is written, and not read
     from zb_hdf5.trainers.guards import guarded_format
 
-    expected: type[Format] = FlatFormat if row.is_flat else RowsFormat if row.is_of_rows else Format
+    expected: type[Format] = Format
+    if row.is_flat:
+        expected = FlatFormat
+    elif row.is_of_rows:
+        expected = RowsFormat
     with errors_of(package, row.name):
         kind = resolve_name(row.place) if row.place else Format
         if not (isinstance(kind, type) and issubclass(kind, expected)):
             raise TypeError(f"expected a {expected.__name__}, found {kind!r:.80}")
-        found = guarded_format(kind, package, row.name)(row, read_as)
-        return found
+        return guarded_format(kind, package, row.name)(row, read_as)
 
 
 def flat_format(name: str, read_as: ReadAs = AS_STORED) -> FlatFormat | None:

@@ -138,7 +138,8 @@ class StreamSource(DocumentSource):
     dtype
         The stored dtype; "keep": that of the streams; "auto": a smaller one if the size of the vocabulary proves it.
     in_pieces
-        Documents are not told apart: the groups are pieces of the files.
+        Documents are not told apart: the groups are pieces of the files, each of which is chosen or held out as one
+        document is.
     read_tokens
         The tokens that are read at once; None: as many as are read fast.
     """
@@ -274,7 +275,8 @@ class StreamSource(DocumentSource):
         file = self._files[group.file_number]
         first, stop = file.cuts[group.number : group.number + 2]
         if self._in_pieces:
-            yield from _pieces(file, first, stop, self._read_tokens)
+            if choose is None or choose(1).all():
+                yield from _pieces(file, first, stop, self._read_tokens)
             return
         table = file.table
         base = table.edge(first)

@@ -392,6 +392,18 @@ def test_the_header_of_llmc(golden, tmp_path):
     assert "documents" not in dict(report.lines())
 
 
+def test_pieces_of_files_without_documents_are_held_out_once(tmp_path):
+    ids = np.arange(50_000, dtype=np.uint16)
+    ids.tofile(tmp_path / "ids.bin")
+    how = {"source_dtype": "uint16", "val_fraction": 0.2, "workers": 1}
+    convert(tmp_path / "ids.bin", "llmc", tmp_path / "out", **how)
+    parts = {path.name[:3]: np.fromfile(path, "<u2", offset=1024) for path in (tmp_path / "out").glob("*.bin")}
+    assert sorted(np.concatenate([*parts.values()]).tolist()) == ids.tolist()
+    assert 0.15 < len(parts["val"]) / len(ids) < 0.25
+    convert(tmp_path / "ids.bin", "llmc", tmp_path / "several", shards=3, **how)
+    assert np.array_equal(np.fromfile(next((tmp_path / "several").glob("val*")), "<u2", offset=1024), parts["val"])
+
+
 def test_a_file_of_llmc_has_as_many_ids_as_its_header_can_count(streams, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_bin, "MAX_TOKENS", 19_343)
     with pytest.raises(ConvertError, match=r"at most 19,343 ids, .* pass a larger number of shards"):

@@ -106,13 +106,12 @@ class InputOptions:
     boundary_token_id: int | None = option(
         "natural",
         "The token between documents, such as 50256.",
-        by(Role.CUT, required=True),
         by(Role.KEPT, words="as stored"),
     )
     boundary: str = option(
         ("after", "before"),
         "Side of each document with its boundary token.",
-        by(Role.CUT, Role.KEPT, default="after"),
+        by(Role.KEPT, default="after"),
     )
     max_document_tokens: int | None = option(
         "positive", "Cut longer documents; the boundary token counts.", by(Role.IDS, Role.TEXTS)
@@ -132,7 +131,7 @@ class InputOptions:
     vocab_size: int = option(
         "positive",
         "Refuse ids at or above it.",
-        by(Role.ARRAYS, Role.CUT, Role.KEPT, Role.STREAM, Role.IDS, default=0, words=""),
+        by(Role.ARRAYS, Role.KEPT, Role.STREAM, Role.IDS, default=0, words=""),
     )
     dataset: str | None = read_as_option("dataset", by(Role.FOREIGN), by(Role.IDS, words="found by its content"))
     offsets: str | None = option(
@@ -285,9 +284,7 @@ class OutputOptions:
         ("auto", "keep", "uint32", "uint16", "uint8"),
         "Stored dtype.",
         by(
-            Role.ARRAYS,
-            Role.CUT,
-            Role.IDS,
+            *(Role.ARRAYS, Role.IDS),
             default="auto",
             words="auto: the smallest that the source or --vocab-size proves",
             choices=NEW_DTYPES,

@@ -1,4 +1,4 @@
-"""Arrays of tokens as a source of documents: cut at a boundary token."""
+"""Flat files as a source of documents: cut at a boundary token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.conversion import InputOptions
-from zb_hdf5.errors import ConvertError
+from zb_hdf5.converters.least_dtype import NOT_NAMED
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
 from zb_hdf5.spec import fitting_dtype, stored_dtype
@@ -30,7 +30,7 @@ class _Part(NamedTuple):
 
 
 class CutSource(DocumentSource):
-    """1-D arrays, cut into documents at a boundary token, which is the last one of each, or the first one.
+    """Flat files, cut into documents at a boundary token, which is the last one of each, or the first one.
 
     Tokens before the first boundary token, or after the last one, are a document without one.
 
@@ -44,7 +44,7 @@ class CutSource(DocumentSource):
         The boundary token, its side, and the size of the vocabulary.
     dtype
         The dtype; "auto": the smallest one that the files or the size of the vocabulary prove to hold all ids, and that
-        holds the boundary token.
+        holds the boundary token; "keep": the smallest one that the files prove.
     """
 
     tokenizer = ""
@@ -56,16 +56,11 @@ class CutSource(DocumentSource):
         self._boundary = options.boundary
         self.boundary_token_id = options.boundary_token_id or 0
         self.vocab_size = options.vocab_size
-        for file in files:
-            if len(file.shape) != 1:
-                raise ConvertError(
-                    f"{file.path}: expected a 1-D stream of tokens, found shape {file.shape}; {name}-to-hdf5 takes "
-                    "records"
-                )
         require_one_dtype([(file.path, file.dtype) for file in files], self.paths)
         num_added = self.boundary_token_id + 1
-        fitting = fitting_dtype((file.dtype for file in files), self.vocab_size, num_added)
-        self.dtype = fitting if dtype == "auto" else stored_dtype(dtype)
+        proving_size = 0 if dtype == "keep" else self.vocab_size
+        fitting = fitting_dtype((file.dtype for file in files), proving_size, num_added)
+        self.dtype = fitting if dtype in NOT_NAMED else stored_dtype(dtype)
         self._parts = [self._parts_of(number) for number in range(len(self._files))]
         self.groups = [
             DocumentGroup(number, group, size, size)

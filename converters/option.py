@@ -42,8 +42,6 @@ class Role(StrEnum):
     STREAM = auto()
     #: Token streams whose documents are kept.
     KEPT = auto()
-    #: Arrays that a boundary token cuts into documents.
-    CUT = auto()
     #: Rows of ids in files of another trainer, whose format names the options that it takes.
     IDS = auto()
     #: Texts, which are tokenized.

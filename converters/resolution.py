@@ -76,7 +76,7 @@ MEGATRON: Final = "megatron"
 #: The options that a corpus was opened with, as arguments.
 FIXED_BY_CORPUS: Final = frozenset((*READ_AS, "split"))
 #: The roles of a source that is open already: which of their options matter depends on it.
-_OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.CUT, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)
+_OF_OPEN_SOURCE: Final = (Role.ARRAYS, Role.TEXTS, Role.HELD_OUT, Role.DOCUMENTS, Role.ROWS, Role.ANY)
 
 
 def resolved(conversion: Conversion) -> tuple[Settings, Callable[[], Any]]:

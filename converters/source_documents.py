@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import BOUNDED_TOKENS, StreamSource, require_no_unfit, without_documents
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, ConvertError
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.flat_facts import FlatFacts
@@ -29,14 +29,33 @@ def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource |
     """Open the documents at some paths, as a conversion asks."""
     if Role.STREAM in settings.roles:
         return open_packed(paths, settings)
-    if Role.KEPT in settings.roles:
-        return _kept(paths, settings)
-    return _cut(settings.looks.arrays(paths), settings.source_format, settings)
+    require_named_once(paths, "documents")
+    options = settings.input
+    if options.boundary_token_id is not None and flat_format(settings.source_format) is not None:
+        name, files = settings.looks.flat(paths, settings.source_format, options.read_as)
+        if any(file.num_documents is None for file in files):
+            return _cut(files, name, settings)
+    return _kept(paths, settings)
 
 
 def _cut(found: Sequence[FlatFacts], name: str, settings: Settings) -> CutSource:
-    """Return arrays as the documents that a boundary token cuts."""
+    """Return flat files, some of which tell no documents apart, as documents that a boundary token cuts."""
+    _require_streams(found)
     options = settings.input
+    path = found[0].path
+    if settings.bound_bytes is not None:
+        raise ArgumentError(
+            f"{path}: memory bounds documents whose number is known before they are cut: leave it out, or "
+            "convert to a stream first",
+            options=["memory"],
+        )
+    fields = [field.name for file in found for field in file.fields]
+    if fields and not settings.target.tokens_only:
+        raise ArgumentError(
+            f"{path}: has the field {fields[0]}, which is left behind where a boundary token "
+            "cuts documents: pass tokens_only, or restore the file of the documents",
+            options=["tokens_only"],
+        )
     source = CutSource([*map(ArrayFile, found)], name, options, settings.target.dtype)
     source.splits = told_splits(source, settings)
     source.suspects = options.suspects
@@ -44,22 +63,30 @@ def _cut(found: Sequence[FlatFacts], name: str, settings: Settings) -> CutSource
     return source
 
 
-def _kept(paths: list[Path], settings: Settings) -> DocumentSource:
-    """Return streams as documents that are kept; files without documents are cut at boundary tokens."""
+def _require_streams(files: Iterable[FlatFacts]) -> None:
+    """Raise `ConvertError` for a file that holds records."""
+    for file in files:
+        if file.record_tokens is not None:
+            raise ConvertError(
+                f"{file.path}: expected a 1-D stream of tokens, found shape {ArrayFile(file).shape}; npy-to-hdf5 takes "
+                "records"
+            )
+
+
+def _kept(paths: list[Path], settings: Settings) -> StreamSource:
+    """Return streams as documents that are kept, or as pieces where neither they nor the target tell documents."""
     options = settings.input
     tokens_only = settings.target.tokens_only
-    is_bounded = settings.bound_bytes is not None
-    require_named_once(paths, "documents")
     backend = settings.source_format if flat_format(settings.source_format) is not None else "auto"
     at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
+    for found in at_paths.values():
+        _require_streams(found.facts)
     streams = [stream_of(replace(found, look=None), None) for found in at_paths.values()]  # closed before it is read
     unknown = [stream for stream in streams if not stream.has_documents]
     for stream in streams:
         stream.close()
         if not tokens_only:
             require_no_unfit(stream.path, stream.index.meta)
-    if unknown and options.boundary_token_id is not None and flat_format(streams[0].backend) is not None:
-        return _cut_flat(paths, backend, settings)
     row = row_named(settings.target.format)
     holds_documents = row is None or row.holds_documents or row.holds_batches
     if unknown and holds_documents and not tokens_only:
@@ -69,27 +96,8 @@ def _kept(paths: list[Path], settings: Settings) -> DocumentSource:
             options=["boundary_token_id", "tokens_only"],
         )
     in_pieces = bool(unknown) and not holds_documents
-    read_tokens = BOUNDED_TOKENS if is_bounded else None
+    read_tokens = None if settings.bound_bytes is None else BOUNDED_TOKENS
     return StreamSource(at_paths, options, settings.target.dtype, in_pieces=in_pieces, read_tokens=read_tokens)
-
-
-def _cut_flat(paths: list[Path], backend: str, settings: Settings) -> CutSource:
-    """Return files of another trainer, which lack the files of their documents, as documents that are cut."""
-    if settings.bound_bytes is not None:
-        raise ArgumentError(
-            f"{paths[0]}: memory bounds documents whose number is known before they are cut: leave it out, or "
-            "convert to a stream first",
-            options=["memory"],
-        )
-    name, found = settings.looks.flat(paths, backend, settings.input.read_as)
-    source = _cut(found, name, settings)
-    if found[0].fields and not settings.target.tokens_only:
-        raise ArgumentError(
-            f"{found[0].path}: has the field {found[0].fields[0].name}, which is left behind where a boundary token "
-            "cuts documents: pass tokens_only, or restore the file of the documents",
-            options=["tokens_only"],
-        )
-    return source
 
 
 def told_documents(paths: list[Path], columns: Sequence[Column], settings: Settings) -> StreamSource:

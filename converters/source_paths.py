@@ -142,7 +142,7 @@ class SourcePaths:
             self._open.setdefault(found.look.path, found.look)
         return found
 
-    def arrays(self, paths: Sequence[Path]) -> list[FlatFacts]:
+    def _arrays(self, paths: Sequence[Path]) -> list[FlatFacts]:
         """Return the facts of `.npy` files, of those that are not read in place too. Raises as `NpyArrays.facts_once`.
 
         Streams and records of several lengths and dtypes may stand beside each other.
@@ -165,11 +165,15 @@ class SourcePaths:
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
 
+        Arrays need not be read in place. Raises of these as `NpyArrays.facts_once`.
+
         Raises
         ------
         ArgumentError
             If a path has files of another format than the first one, or that has none of another trainer.
         """
+        if backend == NPY:
+            return NPY, self._arrays(paths)
         at_paths = [self.at(path, backend=backend, read_as=read_as) for path in paths]
         name = at_paths[0].backend
         if flat_format(name) is None:

@@ -21,7 +21,7 @@ from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
-from zb_hdf5.store.format_list import HDF5, NPY, batch_format
+from zb_hdf5.store.format_list import HDF5, batch_format
 
 
 def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | StreamSource:
@@ -30,12 +30,8 @@ def open_as_records(paths: list[Path], settings: Settings) -> BatchSource | Stre
         return open_stores(paths, settings)
     if Role.FOREIGN in settings.roles:
         return _of_other_programs(paths, settings)
-    name = settings.source_format
     how = settings.input
-    if name == NPY:
-        found = settings.looks.arrays(paths)
-    else:
-        name, found = settings.looks.flat(paths, name, how.read_as)
+    name, found = settings.looks.flat(paths, settings.source_format, how.read_as)
     files = [ArrayFile(each, settings.looks.open_look(each.path)) for each in found]
     build = partial(ArraySource, name=name, described=how.headerless, suspects=how.suspects)
     return arrays_of_splits(files, settings, build, array_options(settings))

@@ -190,15 +190,14 @@ _KEPT: Final = Source(
     (Role.DOCUMENTS, Role.HELD_OUT, Role.KEPT, Role.HEADERLESS),
     several=True,
 )
-#: 1-D arrays that a boundary token cuts into documents.
-_CUT: Final = Source(
-    TakenAs.DOCUMENTS,
-    "1-D .npy files",
-    "tokens/ stream --boundary-token-id 50256",
-    (Role.DOCUMENTS, Role.CUT),
+#: 1-D arrays as such streams.
+_KEPT_ARRAYS: Final = replace(
+    _KEPT,
+    noun="1-D .npy files",
+    example="tokens/ stream --boundary-token-id 50256",
+    roles=(Role.DOCUMENTS, Role.HELD_OUT, Role.KEPT),
     note="Each file becomes a shard. A boundary token tells the documents apart: they get a table, and are known by "
     "their file and row there in all that is made of the stream. A folder stands for all .npy files in and below it.",
-    several=True,
 )
 
 # --- texts, and rows of ids --------------------------------------------------------------------------------------
@@ -312,9 +311,7 @@ def source_named(name: str, conversion: Conversion) -> Source:
         If it is not a format that is a source.
     """
     if _is_kept(name, conversion):
-        return _KEPT
-    if name == NPY and (conversion.is_stream or conversion.boundary_token_id is not None):
-        return _CUT
+        return _KEPT_ARRAYS if name == NPY else _KEPT
     source = _source_of_format(HDF5 if name == "auto" else name)
     if source is None:
         unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
@@ -326,8 +323,6 @@ def _is_kept(name: str, conversion: Conversion) -> bool:
     """Return whether a source is a token stream whose documents are kept as they lie."""
     row = row_named(name)
     is_in_place = name == STREAM or (row is not None and row.is_flat)
-    if name == NPY:  # to a stream, and with a boundary token, it is cut into documents
-        return conversion.target in document_targets() and conversion.boundary_token_id is None
     several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
     has_more = (several or bool(conversion.val_fraction)) and (row is None or row.holds_documents)
     return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None or has_more)

@@ -344,6 +344,22 @@ def test_a_large_file_is_cut_into_parts_for_many_shards(tmp_path, monkeypatch):
     assert facts[0] == facts[1]
 
 
+def test_arrays_are_taken_as_the_files_of_any_trainer_are(tmp_path):
+    tokens = np.random.default_rng(2).integers(0, END + 1, 2000)
+    source = save(tmp_path / "tokens", tokens[:900], tokens[900:])
+    with pytest.raises(ArgumentError, match=r"part-0\.npy: tells no documents apart: pass boundary_token_id"):
+        convert(source / "part-0.npy", "stream", tmp_path / "out")
+    report = convert(source, "stream", tmp_path / "whole", tokens_only=True, workers=1)
+    assert report.counts.documents == 2
+    how = {"boundary_token_id": END, "dtype": "keep", "vocab_size": 200, "workers": 1}
+    report = convert(source, "stream", tmp_path / "held", val_fraction=0.2, **how)
+    with open_corpus(tmp_path / "held", split=None) as store:
+        assert (store.dtype, store.num_tokens) == (np.uint16, len(tokens))
+        assert 0 < store.split("val").document_count < report.counts.documents / 2
+    with pytest.raises(ArgumentError, match="memory bounds documents whose number is known"):
+        convert(source, "hdf5", tmp_path / "out", boundary_token_id=END, memory="2GiB")
+
+
 def test_packed_batches_know_their_documents(tmp_path):
     streams = [[1, 2, END, 3, END], [4, 5, 6, 7, END, 8]]
     convert([save(tmp_path / "tokens", *streams)], "stream", tmp_path / "stream", boundary_token_id=END)

@@ -26,7 +26,7 @@ from zb_hdf5.converters.likeness import options_like
 from zb_hdf5.converters.option import Role, Taking
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.settings import Settings, Target, resolved_as
-from zb_hdf5.converters.source_paths import SourcePaths, has_records, lack_documents
+from zb_hdf5.converters.source_paths import SourcePaths, has_records
 from zb_hdf5.converters.sources import (
     ARRAYS,
     FOREIGN_HDF5,
@@ -179,7 +179,7 @@ def _taken(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tup
         name = row.read_by
     if name == "auto":
         return name, STORED_HDF5
-    if may_lack_documents(name, conversion) and lack_documents(paths, name, conversion):
+    if may_lack_documents(name, conversion) and looks.lack_documents(paths, name, conversion):
         return name, WITHOUT_DOCUMENTS
     if name == NPY and conversion.target in document_targets() and has_records(paths[0]):
         return name, ARRAYS

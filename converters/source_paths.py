@@ -183,6 +183,11 @@ class SourcePaths:
                 raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
         return name, [facts for each in at_paths for facts in each.facts]
 
+    def lack_documents(self, paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
+        """Return whether the files at some paths have no header, and all of them lack the file of their documents."""
+        read_as = _read_as(conversion)
+        return read_as.lacks_header and all(each.num_documents is None for each in self.flat(paths, name, read_as)[1])
+
     def datasets(self, paths: Sequence[Path], read_as: ReadAs) -> list[Column]:
         """Return the dataset of each HDF5 file of another program: all have the name of the first one.
 
@@ -207,19 +212,6 @@ def _read_as(conversion: Conversion) -> ReadAs:
         return conversion.read_as
     except ArgumentError:
         return AS_STORED
-
-
-def lack_documents(paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
-    """Return whether the files at some paths have no header, and all of them lack the file of their documents."""
-    read_as = _read_as(conversion)
-    flat = flat_format(name, read_as)
-    if flat is None or not read_as.lacks_header:
-        return False
-    files: list[Path] = []
-    for path in paths:
-        with Look(path) as look:
-            files += flat.files(look)
-    return bool(files) and not any(flat.sidecars(file) for file in files)
 
 
 def has_records(path: Path) -> bool:

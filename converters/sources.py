@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from zb_hdf5.converters.conversion import OPTIONS, STREAM, Conversion, options_of
 from zb_hdf5.converters.option import Pair, Role, Taking, is_staged
@@ -233,32 +233,76 @@ def _rows(row: FormatRow) -> Source:
     )
 
 
-def sources() -> dict[str, Source]:
-    """Return the sources of all formats: batches first, then streams and texts, then formats of other trainers."""
-    names = dict.fromkeys((*batch_formats(), NPY, STREAM, *FILE_KINDS, *known_formats()))
-    found = {name: _source_of_format(name) for name in names}
-    return {name: source for name, source in found.items() if source is not None}
+# --- how each format is taken ------------------------------------------------------------------------------------
 
 
-def _source_of_format(name: str) -> Source | None:
-    """Return how the files of a format are taken where nothing else is asked for; None: they are not a source."""
-    own = {NPY: ARRAYS, STREAM: PACKED}
-    if name in own:
-        return own[name]
+class _FormatSources(NamedTuple):
+    """How the files of a format are taken.
+
+    Attributes
+    ----------
+    to_batches
+        Where batches are made of them.
+    as_documents
+        Where documents are kept, held out, cut, or taken from several streams; None: as where batches are made of them.
+    """
+
+    to_batches: Source
+    as_documents: Source | None = None
+
+    def for_conversion(self, conversion: Conversion) -> Source:
+        """Return how a conversion takes them."""
+        if self.as_documents is None:
+            return self.to_batches
+        several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
+        is_one_stream = Role.STREAM in self.to_batches.roles
+        has_more = is_one_stream and (several or bool(conversion.val_fraction))
+        is_cut = conversion.boundary_token_id is not None
+        return self.as_documents if conversion.is_stream or is_cut or has_more else self.to_batches
+
+
+def _of_format(name: str) -> _FormatSources | None:
+    """Return how the files of a format are taken; None: they are not a source."""
+    if name == STREAM:
+        return _FormatSources(PACKED, _KEPT)
     if name in FILE_KINDS:
-        return _texts(name)
+        return _FormatSources(_texts(name))
     row = row_named(name)
     if row is None:
         return None
     if row.read_by:
-        return _source_of_format(row.read_by)
+        return _of_format(row.read_by)
     if row.is_of_rows:
-        return _rows(row)
+        return _FormatSources(_rows(row))
+    if name == NPY:
+        return _FormatSources(ARRAYS, _KEPT_ARRAYS)
     if row.is_flat:
-        return replace(PACKED if row.holds_documents else WITHOUT_DOCUMENTS, noun=row.noun)
-    if not row.holds_batches or not row.as_source:
-        return None
-    return _any_hdf5() if name == HDF5 else _stored(row)
+        return _FormatSources(replace(PACKED if row.holds_documents else WITHOUT_DOCUMENTS, noun=row.noun), _KEPT)
+    if name == HDF5:
+        return _FormatSources(_any_hdf5())
+    return _FormatSources(_stored(row)) if row.holds_batches and row.as_source else None
+
+
+def sources() -> dict[str, Source]:
+    """Return the sources of all formats: batches first, then streams and texts, then formats of other trainers."""
+    names = dict.fromkeys((*batch_formats(), NPY, STREAM, *FILE_KINDS, *known_formats()))
+    found = {name: _of_format(name) for name in names}
+    return {name: each.to_batches for name, each in found.items() if each is not None}
+
+
+def source_named(name: str, conversion: Conversion) -> Source:
+    """Return how the files of a format are taken for a conversion; "auto": a store of any.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not a format that is a source.
+    """
+    found = _of_format(HDF5 if name == "auto" else name)
+    if found is None:
+        unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
+        raise with_notes(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
+    return found.for_conversion(conversion)
 
 
 def target_names() -> tuple[str, ...]:
@@ -302,32 +346,6 @@ def may_lack_documents(name: str, conversion: Conversion) -> bool:
     return not conversion.is_stream and not is_of_documents
 
 
-def source_named(name: str, conversion: Conversion) -> Source:
-    """Return how the files of a format are taken for a conversion; "auto": a store of any.
-
-    Raises
-    ------
-    ArgumentError
-        If it is not a format that is a source.
-    """
-    if _is_kept(name, conversion):
-        return _KEPT_ARRAYS if name == NPY else _KEPT
-    source = _source_of_format(HDF5 if name == "auto" else name)
-    if source is None:
-        unknown = f"source_format must be one of auto, {', '.join(sources())}, found {name!r}"
-        raise with_notes(ArgumentError(unknown, options=["source_format"]), INSTALLED.notes)
-    return source
-
-
-def _is_kept(name: str, conversion: Conversion) -> bool:
-    """Return whether a source is a token stream whose documents are kept as they lie."""
-    row = row_named(name)
-    is_in_place = name == STREAM or (row is not None and row.is_flat)
-    several = isinstance(conversion.source, list | tuple) and len(conversion.source) > 1
-    has_more = (several or bool(conversion.val_fraction)) and (row is None or row.holds_documents)
-    return is_in_place and (conversion.is_stream or conversion.boundary_token_id is not None or has_more)
-
-
 def _lacks_required(path: Path, kind: Source, name: str) -> ArgumentError:
     """Return the error of a source without an option that it needs."""
     from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
@@ -360,7 +378,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
         does = "do" if len(unknown) > 1 else "does"
         facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
         raise _unused(facts, kind, conversion, unknown)
-    _require_taken(path, kind, conversion, takings)
+    _require_of_format(path, kind, conversion, takings)
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(
@@ -373,7 +391,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
             )
 
 
-def _require_taken(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
+def _require_of_format(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
     """Raise `ArgumentError` for values that this source does not take, and if it lacks one that it needs."""
     for name, taking in takings.items():
         value = getattr(conversion, name)

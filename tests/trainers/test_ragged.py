@@ -13,7 +13,7 @@ from reading import fits
 
 from zb_hdf5 import ConvertError, FormatError, IncompleteError, ReadAs, ShardIndex, convert, open_corpus, open_reader
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.trainers import ragged
+from zb_hdf5.trainers import list_file, offset_file, ragged_file
 from zb_hdf5.trainers.ragged import open_ragged
 
 LENGTHS = [3, 0, 1, 7, 40, 0, 5, 1, 1, 30] * 3
@@ -74,8 +74,10 @@ def layout(request, tmp_path):
 @pytest.mark.parametrize("block", [1, 50, 1 << 20])
 def test_the_documents_of_each_layout_are_found(layout, block, monkeypatch):
     name, path = layout
-    for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LISTS", "_GROUP_BYTES", "_BLOCK_LENGTHS"):
-        monkeypatch.setattr(ragged, limit, block)
+    for limit in ("BLOCK_OF_IDS", "_BLOCK_DOCUMENTS", "_BLOCK_LENGTHS"):
+        monkeypatch.setattr(offset_file, limit, block)
+    monkeypatch.setattr(list_file, "_BLOCK_LISTS", block)
+    monkeypatch.setattr(ragged_file, "_GROUP_BYTES", block)
     named = OF_LENGTHS if name == "lengths" else {}
     assert fits("ragged", path) == (not named)
     source = pickle.loads(pickle.dumps(open_ragged([path], **named)))

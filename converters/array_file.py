@@ -1,4 +1,4 @@
-"""One file of tokens as records, or as a part of a stream: it is opened as that of a corpus is."""
+"""One file of tokens as records, whose tokens may be parts of records: it is opened as that of a corpus is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_tokens import open_column, open_stored
 from zb_hdf5.read_as import ReadAs
-from zb_hdf5.spec import STREAM_LAYOUT, TokenArray
 from zb_hdf5.store.opened_path import OpenedPath
 from zb_hdf5.store.verify import require_digests
 
@@ -53,10 +52,7 @@ class ArrayFile:
         self.path: Path = facts.path
         self.dtype: np.dtype[Any] = facts.dtype
         self.num_tokens = facts.num_tokens
-        self.shape: tuple[int, ...] = (facts.num_tokens,)
-        if facts.layout != STREAM_LAYOUT:
-            length = facts.record_shape[1]
-            self.shape = (facts.num_tokens // max(1, length), length)
+        self.shape = facts.shape
         self.fields: tuple[Field, ...] = () if facts.column is None else facts.fields
 
     def _column(self, name: str) -> Column | None:
@@ -106,11 +102,6 @@ class ArrayFile:
     def _begin_look(self, opened: Tokens | None) -> AbstractContextManager[Look | None]:
         """Return a look at the file by a descriptor that is open; None: it is opened."""
         return nullcontext(self._look) if opened is None else look_by(opened.file)
-
-    def mapped(self) -> TokenArray:
-        """Map the tokens of a file that is not HDF5, of the dtype that they have in it."""
-        view = open_ids(self._facts, "mmap").view(0, self.num_tokens) if self.num_tokens else None
-        return np.empty(0, self.dtype) if view is None else view
 
     def require_length(self, seq_len: int) -> None:
         """Raise `ConvertError` if it has records of another length."""

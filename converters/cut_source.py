@@ -8,12 +8,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.least_dtype import NOT_NAMED
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.formats.document_source import DocumentFilter, DocumentGroup, DocumentSource, TokenizedDocuments
-from zb_hdf5.spec import fitting_dtype, stored_dtype
+from zb_hdf5.formats.flat import open_ids
+from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.spec import TokenArray, fitting_dtype, stored_dtype
 
 #: Tokens in which boundary tokens are looked for at once; documents that end in them are written together.
 BLOCK_TOKENS: Final = 1 << 22
@@ -37,7 +38,7 @@ class CutSource(DocumentSource):
     Parameters
     ----------
     files
-        The arrays.
+        The facts of the files.
     name
         Their format.
     options
@@ -50,7 +51,7 @@ class CutSource(DocumentSource):
     tokenizer = ""
     has_ids = False
 
-    def __init__(self, files: Sequence[ArrayFile], name: str, options: InputOptions, dtype: str = "auto") -> None:
+    def __init__(self, files: Sequence[FlatFacts], name: str, options: InputOptions, dtype: str = "auto") -> None:
         self.paths = [file.path for file in files]
         self._files = list(files)
         self._boundary = options.boundary
@@ -89,7 +90,7 @@ class CutSource(DocumentSource):
 
     def _starts(self, number: int, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the first tokens of the documents that begin in a part of a file, all of a block at once."""
-        tokens = self._files[number].mapped()
+        tokens = _mapped(self._files[number])
         shift = int(self._boundary == "after")
         for block in range(start, stop, BLOCK_TOKENS):
             first = max(block, 1)  # token 0 begins a document, whatever it is
@@ -102,7 +103,7 @@ class CutSource(DocumentSource):
     ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         part = self._parts[group.file_number][group.number]
-        tokens = file.mapped()
+        tokens = _mapped(file)
         first = part.row
         for edges in self._edges(group.file_number, part):
             start = int(edges[0])
@@ -132,3 +133,9 @@ class CutSource(DocumentSource):
             num_tokens = self._files[number].num_tokens
             later = (int(starts[0]) for starts in self._starts(number, part.stop, num_tokens) if len(starts))
             yield np.append(begun, next(later, num_tokens))
+
+
+def _mapped(file: FlatFacts) -> TokenArray:
+    """Map the tokens of a file, of the dtype that they have in it."""
+    view = open_ids(file, "mmap").view(0, file.num_tokens) if file.num_tokens else None
+    return np.empty(0, file.dtype) if view is None else view

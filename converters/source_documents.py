@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.foreign_datasets import require_all_fields
 from zb_hdf5.converters.option import Role
@@ -56,7 +55,7 @@ def _cut(found: Sequence[FlatFacts], name: str, settings: Settings) -> CutSource
             "cuts documents: pass tokens_only, or restore the file of the documents",
             options=["tokens_only"],
         )
-    source = CutSource([*map(ArrayFile, found)], name, options, settings.target.dtype)
+    source = CutSource(found, name, options, settings.target.dtype)
     source.splits = told_splits(source, settings)
     source.suspects = options.suspects
     source.description |= options.headerless
@@ -68,8 +67,7 @@ def _require_streams(files: Iterable[FlatFacts]) -> None:
     for file in files:
         if file.record_tokens is not None:
             raise ConvertError(
-                f"{file.path}: expected a 1-D stream of tokens, found shape {ArrayFile(file).shape}; npy-to-hdf5 takes "
-                "records"
+                f"{file.path}: expected a 1-D stream of tokens, found shape {file.shape}; npy-to-hdf5 takes records"
             )
 
 

@@ -21,7 +21,6 @@ from zb_hdf5 import (
     open_writer,
 )
 from zb_hdf5.commands.zb import zb
-from zb_hdf5.converters.array_file import ArrayFile
 from zb_hdf5.converters.conversion import InputOptions
 from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.source_paths import SourcePaths
@@ -174,7 +173,7 @@ def test_what_is_no_store_is_refused(tokens, tmp_path):
     assert run_zb("convert", "npy-to-batch", tokens, tmp_path / "out", "--like", tmp_path / "none").exit_code == 2
     with pytest.raises(ArgumentError, match="like belongs to"):
         convert(tokens, "stream", tmp_path / "out", boundary_token_id=3, like=tmp_path / "live")
-    files = [*map(ArrayFile, SourcePaths().flat([tmp_path / "flat.npy"], "npy", AS_STORED)[1])]
+    _, files = SourcePaths().flat([tmp_path / "flat.npy"], "npy", AS_STORED)
     opened = CutSource(files, "npy", InputOptions(boundary_token_id=3))
     with pytest.raises(ArgumentError, match="is for batches, found a target of streams"):
         convert(opened, "stream", tmp_path / "out", like=tmp_path / "live")

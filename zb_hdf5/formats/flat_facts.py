@@ -106,6 +106,14 @@ class FlatFacts(NamedTuple):
             return self.column.meta.shape
         return 1, self.record_tokens or 0
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(tokens,) of a stream, (records, tokens of each) of records."""
+        if self.layout == STREAM_LAYOUT:
+            return (self.num_tokens,)
+        length = self.record_shape[1]
+        return self.num_tokens // max(1, length), length
+
     def require_axes(self, axes: str | None) -> None:
         """Refuse axes of a stream, and rows that are too short for records unless their axes are told.
 

@@ -42,7 +42,7 @@ class CutSource(DocumentSource):
     name
         Their format.
     options
-        The boundary token, its side, and the size of the vocabulary.
+        The boundary token, its side, the size of the vocabulary, and the ids of files without a header.
     dtype
         The dtype; "auto": the smallest one that the files or the size of the vocabulary prove to hold all ids, and that
         holds the boundary token; "keep": the smallest one that the files prove.
@@ -74,7 +74,9 @@ class CutSource(DocumentSource):
             "files": [str(path) for path in self.paths],
             "boundary_token_id": self.boundary_token_id,
             "boundary": self._boundary,
+            **options.headerless,
         }
+        self.suspects = options.suspects
         self.identity: dict[str, Any] = {"dtype": self.dtype.name, "vocab_size": self.vocab_size}
 
     def _parts_of(self, number: int) -> list[_Part]:

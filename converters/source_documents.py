@@ -57,8 +57,6 @@ def _cut(found: Sequence[FlatFacts], name: str, settings: Settings) -> CutSource
         )
     source = CutSource(found, name, options, settings.target.dtype)
     source.splits = told_splits(source, settings)
-    source.suspects = options.suspects
-    source.description |= options.headerless
     return source
 
 

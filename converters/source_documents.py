@@ -11,6 +11,7 @@ from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.foreign_datasets import require_all_fields
 from zb_hdf5.converters.option import Role
 from zb_hdf5.converters.packed_source import PackedSource, open_packed
+from zb_hdf5.converters.piece_source import PieceSource
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_paths import stream_of
@@ -91,9 +92,9 @@ def _kept(paths: list[Path], settings: Settings) -> StreamSource:
             "token between them, or tokens_only to take each file as one document",
             options=["boundary_token_id", "tokens_only"],
         )
-    in_pieces = bool(unknown) and not holds_documents
     read_tokens = None if settings.bound_bytes is None else BOUNDED_TOKENS
-    return StreamSource(at_paths, options, settings.target.dtype, in_pieces=in_pieces, read_tokens=read_tokens)
+    kind = PieceSource if unknown and not holds_documents else StreamSource
+    return kind(at_paths, options, settings.target.dtype, read_tokens=read_tokens)
 
 
 def told_documents(paths: list[Path], columns: Sequence[Column], settings: Settings) -> StreamSource:

@@ -42,8 +42,6 @@ GROUP_TOKENS: Final = 1 << 24
 READ_TOKENS: Final = 1 << 22
 #: Tokens that are read at once within a memory that is bounded.
 BOUNDED_TOKENS: Final = 1 << 19
-#: The least pieces of a file whose documents are not told apart.
-LEAST_PIECES: Final = 1000
 READ_DOCUMENTS: Final = 1 << 18
 #: A document of more tokens is a view of its file, where that may be mapped: a file without documents is one.
 LONG_DOCUMENT: Final = 1 << 26
@@ -82,12 +80,6 @@ class StreamFile(NamedTuple):
     def unit(self) -> int:
         """The tokens that have one digest, and are read together."""
         return self.stream.tokens.unit if self.stream.verify == "batch" else 1
-
-    def longest_document(self) -> int:
-        """Return the tokens of the longest document."""
-        blocks = range(0, self.table.count, READ_DOCUMENTS)
-        edges = (self.table.edges(start, min(start + READ_DOCUMENTS, self.table.count)) for start in blocks)
-        return max((int(np.diff(each).max()) for each in edges), default=0)
 
     def read_tokens(self, start: int, stop: int) -> TokenArray:
         """Return consecutive tokens by their positions in the file."""
@@ -137,9 +129,6 @@ class StreamSource(DocumentSource):
         The size of the vocabulary, the token at the end of each document, and how the files are read.
     dtype
         The stored dtype; "keep": that of the streams; "auto": a smaller one if the size of the vocabulary proves it.
-    in_pieces
-        Documents are not told apart: the groups are pieces of the files, each of which is chosen or held out as one
-        document is.
     read_tokens
         The tokens that are read at once; None: as many as are read fast.
     """
@@ -150,12 +139,9 @@ class StreamSource(DocumentSource):
         options: InputOptions,
         dtype: str = "auto",
         *,
-        in_pieces: bool = False,
         read_tokens: int | None = None,
     ) -> None:
-        self._in_pieces = in_pieces
         self._read_tokens = read_tokens or READ_TOKENS
-        self.has_documents = not in_pieces
         paths = list(at_paths)
         self._streams = {
             (path, split): _opened(found, split)
@@ -163,7 +149,7 @@ class StreamSource(DocumentSource):
             for split in ([None] if options.is_one_split else found.splits_there())
         }
         self._files = [
-            StreamFile(stream, number, split, file.path, _cuts(stream, number, file.path, in_pieces))
+            StreamFile(stream, number, split, file.path, self._cuts(stream, number, file.path))
             for (_, split), stream in self._streams.items()
             for number, file in enumerate(stream.files)
         ]
@@ -224,7 +210,7 @@ class StreamSource(DocumentSource):
 
     def _take_documents(self) -> None:
         """Take over which facts the documents have."""
-        tables = [] if self._in_pieces else [file.table for file in self._files]
+        tables = self._tables
         self.has_ids = any(table.has_ids for table in tables)
         self.has_metadata = any(table.has_metadata for table in tables)
         codecs = dict.fromkeys(table.spans_codec for table in tables if table.has_spans)
@@ -245,9 +231,14 @@ class StreamSource(DocumentSource):
         return values[0]
 
     @property
+    def _tables(self) -> list[DocumentTableFile]:
+        """The facts of the documents of each file; [] where they are not told apart."""
+        return [file.table for file in self._files]
+
+    @property
     def num_documents(self) -> int:
         """The documents of all files; 0 where they are not told apart."""
-        return 0 if self._in_pieces else sum(file.table.count for file in self._files)
+        return sum(table.count for table in self._tables)
 
     @property
     def has_offsets_in_memory(self) -> bool:
@@ -257,27 +248,37 @@ class StreamSource(DocumentSource):
     @property
     def block_bytes(self) -> int:
         """The most bytes that are read at once, of the longest document at least. All edges are looked at for it."""
-        longest = self._read_tokens
-        if not self._in_pieces:
-            longest = max([longest, *(file.longest_document() for file in self._files)])
+        longest = max([self._read_tokens, *map(_longest_document, self._tables)])
         units = 2 * max(file.unit for file in self._files)
         of_token = self.dtype.itemsize + sum(each.dtype.itemsize * each.size for each in self.fields)
         return (longest + units) * of_token
 
     def _group_bytes(self, file: StreamFile) -> list[int]:
         """Return the bytes of the tokens of each group."""
-        ends = file.cuts if self._in_pieces else [file.table.edge(number) for number in file.cuts]
-        return [(stop - start) * self.dtype.itemsize for start, stop in pairwise(ends)]
+        return [(stop - start) * self.dtype.itemsize for start, stop in pairwise(self._ends(file))]
+
+    def _cuts(self, stream: StoreCorpus, number: int, path: Path) -> list[int]:
+        """Return the cuts of a file into groups. See `StreamFile`."""
+        start, stop = stream.tokens.starts[number : number + 2]
+        num_tokens = stop - start
+        targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
+        table = stream.require_documents().file(number)
+        if table.edge(table.count) != num_tokens:
+            raise FormatError(
+                f"{path}: expected documents of {num_tokens:,} tokens, found {table.edge(table.count):,}: "
+                "tokens belong to no document; write the stream again"
+            )
+        return sorted({0, *table.number_of(targets.astype(np.uint64)).tolist(), table.count})
+
+    def _ends(self, file: StreamFile) -> list[int]:
+        """Return the first token of each group of a file, and the end of the last one."""
+        return [file.table.edge(number) for number in file.cuts]
 
     def read(
         self, group: DocumentGroup, choose: DocumentFilter | None, num_threads: int
     ) -> Iterator[TokenizedDocuments]:
         file = self._files[group.file_number]
         first, stop = file.cuts[group.number : group.number + 2]
-        if self._in_pieces:
-            if choose is None or choose(1).all():
-                yield from _pieces(file, first, stop, self._read_tokens)
-            return
         table = file.table
         base = table.edge(first)
         for begin, end in _blocks(table, first, stop, self._read_tokens):
@@ -351,22 +352,6 @@ def _opened(found: Found, split: str | None) -> StoreCorpus:
         return stream_of(found, split)
 
 
-def _cuts(stream: StoreCorpus, number: int, path: Path, in_pieces: bool) -> list[int]:
-    """Return the cuts of a file into groups. See `StreamFile`."""
-    start, stop = stream.tokens.starts[number : number + 2]
-    num_tokens = stop - start
-    targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
-    if in_pieces:  # short ones: each file of a result has some
-        return sorted({0, *range(0, num_tokens, min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)), num_tokens})
-    table = stream.require_documents().file(number)
-    if table.edge(table.count) != num_tokens:
-        raise FormatError(
-            f"{path}: expected documents of {num_tokens:,} tokens, found {table.edge(table.count):,}: "
-            "tokens belong to no document; write the stream again"
-        )
-    return sorted({0, *table.number_of(targets.astype(np.uint64)).tolist(), table.count})
-
-
 def without_documents(stream: StoreCorpus) -> str:
     """Return the words for the first file of a stream that lacks the file of its documents; "": of another format."""
     flat = flat_format(stream.backend)
@@ -384,6 +369,13 @@ def sidecars_at(backend: str, path: Path) -> list[Path]:
         return flat.sidecars(path)
     table = documents_path(path)
     return [table] if table.exists() else []
+
+
+def _longest_document(table: DocumentTableFile) -> int:
+    """Return the tokens of the longest document of a file."""
+    blocks = range(0, table.count, READ_DOCUMENTS)
+    edges = (table.edges(start, min(start + READ_DOCUMENTS, table.count)) for start in blocks)
+    return max((int(np.diff(each).max()) for each in edges), default=0)
 
 
 def _blocks(table: DocumentTableFile, first: int, stop: int, read_tokens: int) -> Iterator[tuple[int, int]]:
@@ -413,17 +405,6 @@ def _by_source(
             continue
         part = block if inside.all() else block.only(inside)
         yield part if source == NO_SOURCE else part._replace(source=facts.names[source])
-
-
-def _pieces(file: StreamFile, first: int, stop: int, read_tokens: int) -> Iterator[TokenizedDocuments]:
-    """Yield the tokens of a piece of a file, some at a time."""
-    for begin in range(first, stop, read_tokens):
-        end = min(begin + read_tokens, stop)
-        tokens = file.read_tokens(begin, end)
-        lengths = np.array([len(tokens)])
-        yield TokenizedDocuments(
-            tokens, lengths, str(file.path), np.ones(1, np.uint64), read=(end - first) * tokens.itemsize
-        )
 
 
 def require_no_unfit(path: Path, meta: StoreMeta) -> None:

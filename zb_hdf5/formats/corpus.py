@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.record_documents import RecordDocuments
 
 _local = threading.local()
-#: Attributes that are empty at first: a pickled corpus leaves them out as long as they are.
-_EMPTY_AT_FIRST: Final = frozenset(("columns", "origin", "_fields", "_other_fields", "_sets"))
 
 
 class FieldSource(Protocol):
@@ -188,7 +186,7 @@ class Corpus:
         self._begin()
 
     def _begin(self) -> None:
-        """Set the attributes that are empty at first, of a copy in another process too."""
+        """Set the attributes that are empty at first: a pickled corpus leaves them out as long as they are."""
         self.columns: dict[str, tuple[Run, ...]] = {}
         self.origin: dict[str, Any] = {}
         self._fields: dict[str, Corpus] = {}
@@ -705,10 +703,13 @@ class Corpus:
             state = {**self.__dict__, "_fields": dict(self._fields), "_other_fields": []}
         del state["_changing"]
         kind = type(self)
+        at_first = object.__new__(kind)
+        at_first._begin()
+        empty = vars(at_first)
         return {
             name: value
             for name, value in state.items()
-            if (name not in _EMPTY_AT_FIRST or value) and (value is not None or getattr(kind, name, ...) is not None)
+            if (name not in empty or value) and (value is not None or getattr(kind, name, ...) is not None)
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

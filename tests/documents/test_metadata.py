@@ -10,8 +10,7 @@ from commandline import one_error, run
 from contract import is_refused
 from interpreter import run_program
 
-from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_reader
-from zb_hdf5.compat import open_corpus
+from zb_hdf5 import ConvertError, HDF5ShardWriter, convert, open_corpus, open_reader
 from zb_hdf5.converters.cli import convert_commands as command
 
 UTC = datetime.UTC

@@ -44,7 +44,8 @@ from zb_hdf5.files.listing import files_left_out
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import require_name, require_present
 from zb_hdf5.files.urls import without_secrets
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.document_source import missing_members
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
 from zb_hdf5.spec import MEGATRON_INDEX_SUFFIX, STREAM_LAYOUT, UPLOAD_DIGITS, codec_named

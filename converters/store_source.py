@@ -27,7 +27,8 @@ from zb_hdf5.files.checked import Checked
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path, on_failure
 from zb_hdf5.files.ranges import look_by
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_CODEC, STREAM_LAYOUT, TokenArray, documents_path, find_bad_token, stored_dtype

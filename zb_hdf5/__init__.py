@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # for type checkers, which do not read the table; a test comp
     from zb_hdf5.field_sets.field_set import FieldSet as FieldSet
     from zb_hdf5.field_sets.set_plan import FieldSetPlan as FieldSetPlan
     from zb_hdf5.formats.batch_writer import BatchWriter as BatchWriter
-    from zb_hdf5.formats.corpus import Batches as Batches
+    from zb_hdf5.formats.batches import Batches as Batches
     from zb_hdf5.formats.corpus import Corpus as Corpus
     from zb_hdf5.formats.stream_writer import HDF5ShardWriter as HDF5ShardWriter
     from zb_hdf5.loaders.document_loader import DocumentLoader as DocumentLoader
@@ -104,7 +104,7 @@ _MODULES: Final = {
     "FieldSet": "zb_hdf5.field_sets.field_set",
     "FieldSetPlan": "zb_hdf5.field_sets.set_plan",
     "BatchWriter": "zb_hdf5.formats.batch_writer",
-    "Batches": "zb_hdf5.formats.corpus",
+    "Batches": "zb_hdf5.formats.batches",
     "Corpus": "zb_hdf5.formats.corpus",
     "HDF5ShardWriter": "zb_hdf5.formats.stream_writer",
     "DocumentLoader": "zb_hdf5.loaders.document_loader",

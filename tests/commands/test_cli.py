@@ -834,7 +834,7 @@ def test_a_missing_filter_is_a_problem(tmp_path, tokens, write_file, gzip_copy, 
     def refuse(reader, index):
         raise UnavailableError("a filter is missing")
 
-    monkeypatch.setattr("zb_hdf5.formats.corpus.Batches.read_batch", refuse)
+    monkeypatch.setattr("zb_hdf5.formats.batches.Batches.read_batch", refuse)
     assert doctor(path, 5)["filters"]["state"] == "problem"
 
 

@@ -288,7 +288,7 @@ def test_what_cannot_be_counted_is_told_by_one_message(corpora, tmp_path):
 #: Runs `zb` until it reads the pieces of records, and then interrupts it.
 INTERRUPTED = """
 import signal, sys
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.__main__ import zb
 Batches.read_pieces = lambda *_: signal.raise_signal(signal.SIGINT)
 sys.argv[0] = "zb"

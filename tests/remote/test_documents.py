@@ -17,7 +17,7 @@ from source_tokens import ALL
 
 from zb_hdf5 import DocumentLoader, HDF5ShardWriter, Loader, MixedLoader, convert, open_reader
 from zb_hdf5.errors import UnavailableError
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.store.rebuild import index_files
 
 HOW = {"documents": ALL, "spans": True, "rank": 0, "world_size": 1}

@@ -15,7 +15,8 @@ from zb_hdf5.commands.rows import RECORDS_AT_ONCE
 from zb_hdf5.console import Progress
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import UNITS
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.order import IndexArray
 from zb_hdf5.loaders.step_values import META, META_MARK, code_field
 

@@ -24,7 +24,7 @@ from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import any_path, on_failure, read_whole
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader, batches_of_state

@@ -31,7 +31,7 @@ from zb_hdf5.console import (
     printable,
 )
 from zb_hdf5.files.paths import any_path
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.store.index import source_files
 from zb_hdf5.text.readable import NEWLINE, readable, readable_runs
 from zb_hdf5.text.tokenizers import Tokenizer

@@ -12,7 +12,8 @@ from zb_hdf5.commands.rows import Row
 from zb_hdf5.console import printable
 from zb_hdf5.errors import IncompleteError
 from zb_hdf5.field import BFLOAT16, SET_MARK, UNITS, Field
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.notes import note
 from zb_hdf5.store.bound_tokens import split_of
 from zb_hdf5.store.found_set import found_set

@@ -20,7 +20,8 @@ from zb_hdf5.documents.pieces import padding
 from zb_hdf5.errors import BackendError, BatchIndexError, UnavailableError
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.order import GlobalOrder, IndexArray
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import INDEX_NAME, NO_DOCUMENT, TokenArray

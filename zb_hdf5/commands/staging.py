@@ -18,7 +18,8 @@ from zb_hdf5.field import SET_MARK
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import records_in
 from zb_hdf5.store.cache import Cache, column_of

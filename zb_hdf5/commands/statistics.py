@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zb_hdf5.commands.rows import scan_pieces
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.store_corpus import StoreCorpus
 

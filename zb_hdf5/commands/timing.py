@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from zb_hdf5.errors import ArgumentError, ChecksumError, ZbError, counted
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import make_order
 from zb_hdf5.loaders.steps import may_overflow

@@ -17,7 +17,7 @@ from zb_hdf5.errors import counted, format_bytes
 from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.paths import RemotePath
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan

@@ -16,7 +16,7 @@ from zb_hdf5.errors import ConvertError
 from zb_hdf5.files.checked import GROUP_BYTES
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats import native
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import write_order

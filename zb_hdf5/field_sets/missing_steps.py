@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, read_to, require_prefetch
 from zb_hdf5.loaders.step_values import WantedFields

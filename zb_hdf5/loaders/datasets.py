@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from zb_hdf5.errors import BatchIndexError
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.order import STEPS_AT_ONCE, TABLE_POSITIONS, Request, StepPlan
 from zb_hdf5.loaders.state import require_count, require_fields
 from zb_hdf5.loaders.step_values import StepValues, WantedFields

@@ -20,7 +20,8 @@ from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens, announce, expect
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
 from zb_hdf5.loaders.order import (

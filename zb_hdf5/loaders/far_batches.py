@@ -15,7 +15,7 @@ from zb_hdf5.errors import ZbError
 from zb_hdf5.files.objects import reads_at_once
 from zb_hdf5.files.threads import read_ahead
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.step_values import REREAD_S
 from zb_hdf5.packages import from_numpy
 from zb_hdf5.spec import NO_CODEC

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from zb_hdf5.errors import ArgumentError, Remedy, StateError, UnavailableError
 from zb_hdf5.files.paths import local_path
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
 from zb_hdf5.loaders.state import MAX_COUNT

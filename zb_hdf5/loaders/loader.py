@@ -20,7 +20,8 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.urls import without_secrets
 from zb_hdf5.formats.access import Access, Verify
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.fingerprint import FINGERPRINT_SAMPLES
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.fingerprint import Fingerprint, Known
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.order import require_positive, whole_number, whole_seed

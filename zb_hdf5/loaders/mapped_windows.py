@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.tokens import StoredIds
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:

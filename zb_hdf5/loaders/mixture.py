@@ -14,7 +14,8 @@ import numpy as np
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
 from zb_hdf5.errors import ArgumentError, Remedy, StateError
 from zb_hdf5.files.threads import read_ahead
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
 from zb_hdf5.loaders.epoch_runs import EpochRun, runs_of_records
 from zb_hdf5.loaders.loader import Loader

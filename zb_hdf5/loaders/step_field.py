@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.field import BFLOAT16, UNITS
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.order import StoredRequest, records_in, requests_in
 from zb_hdf5.loaders.step_memory import StepMemory
 from zb_hdf5.packages import from_numpy, require_package

@@ -19,7 +19,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, ZbError, require_choice
 from zb_hdf5.field import CODE, RESERVED_NAMES, SET_MARK
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.order import (
     STEPS_AT_ONCE,
     StoredRequest,

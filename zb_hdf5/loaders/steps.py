@@ -16,7 +16,7 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.residency import WATCHED_ONE_IN
 from zb_hdf5.files.tokens import Wait
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.loaders.ahead import BatchHints, Depth, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.direct_batches import DirectBatches
 from zb_hdf5.loaders.far_batches import FarBatches

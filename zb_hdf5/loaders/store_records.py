@@ -15,7 +15,8 @@ from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, document_ids, posit
 from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, StepField
 from zb_hdf5.loaders.step_values import WantedFields, wanted_fields
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError, FormatError, ZbError, require_choice
 from zb_hdf5.field import LABELS, LOSS_MASK, Field
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 
 #: The ways of labels: of each token its own, or the next token.
 OWN: Final = "own"

@@ -19,7 +19,7 @@ from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.paths import files_at_hand
 from zb_hdf5.files.ranges import LocalFile
 from zb_hdf5.files.tokens import FileTokens, Wait
-from zb_hdf5.formats.corpus import Batches
+from zb_hdf5.formats.batches import Batches
 from zb_hdf5.packages import from_numpy
 
 if TYPE_CHECKING:

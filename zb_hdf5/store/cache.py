@@ -39,7 +39,8 @@ from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
 from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.threads import LOOK_S, raise_if_cancelled
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.spec import U32_MAX, TokenArray
 
 #: The folder of a store; nothing else in a cache folder is ever touched.

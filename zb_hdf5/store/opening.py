@@ -17,7 +17,8 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Found
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs

@@ -28,7 +28,8 @@ from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, SplitFiles
 from zb_hdf5.files.threads import ReadPool
-from zb_hdf5.formats.corpus import Batches, Corpus
+from zb_hdf5.formats.batches import Batches
+from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest

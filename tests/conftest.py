@@ -17,7 +17,7 @@ import pytest
 from contents import BACKENDS_OF, label_batches, write_batches
 from descriptors import open_descriptors, open_files, our_threads
 from hypothesis import settings
-from interpreter import shared_interpreter
+from interpreter import shared_interpreters
 
 from zb_hdf5 import ShardEntry, ShardIndex, StoreMeta
 from zb_hdf5.converters.run import PRELOAD
@@ -139,7 +139,7 @@ def _processes_of_the_session():
     resource_tracker.ensure_running()
     forkserver.set_forkserver_preload(list(PRELOAD))  # or each worker of each conversion would import the package
     forkserver.ensure_running()
-    with shared_interpreter():
+    with shared_interpreters():
         yield
 
 

@@ -108,14 +108,16 @@ class Interpreter:
 
     Parameters
     ----------
+    modules
+        Modules that it imports besides.
     variables
         Of its environment, beside the variables of this process: `LD_PRELOAD`, say.
     """
 
-    def __init__(self, **variables):
+    def __init__(self, *modules, **variables):
         self._variables = variables
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(PROGRAMS / "fork_for_each.py")]
+        command = [sys.executable, str(PROGRAMS / "fork_for_each.py"), *modules]
         with theirs:
             # in a session of its own: Ctrl+C of the terminal is for the tests, and they end it
             how = {"start_new_session": True, "env": environment(**variables)}
@@ -129,7 +131,7 @@ class Interpreter:
         self._connection.close()
         self._process.wait()
 
-    def start(self, program, *arguments, folder=None, stdout=None, new_session=False):
+    def start(self, program, *arguments, folder=None, stdout=None, new_session=False, env=None):
         """Start a program; return what runs.
 
         Parameters
@@ -142,6 +144,8 @@ class Interpreter:
             The file that takes its output; None: a pipe.
         new_session
             Begin a session, and a group of processes, of its own.
+        env
+            All variables of its environment; None: those of this process.
         """
         path = str(program) if isinstance(program, Path) else ""
         message = {
@@ -149,7 +153,7 @@ class Interpreter:
             "path": path,
             "arguments": [str(argument) for argument in arguments],
             "folder": str(folder or Path.cwd()),
-            "environment": environment(**self._variables),
+            "environment": environment(**self._variables) if env is None else env,
             "new_session": new_session,
         }
         with contextlib.ExitStack() as theirs:
@@ -183,14 +187,16 @@ class Interpreter:
         return subprocess.CompletedProcess([program, *arguments], process.returncode, *found)
 
 
+#: What a program that trains imports: torch, and what its optimizers and checkpoints import when they are first used.
+TRAINING = ("torch._dynamo", "torch.distributed.checkpoint", "zb_hdf5.loaders.loader")
 _shared = []
 
 
 @contextlib.contextmanager
-def shared_interpreter():
-    """Open the one that all tests of this process share."""
-    with Interpreter() as interpreter:
-        _shared.append(interpreter)
+def shared_interpreters():
+    """Open those that all tests of this process share: one without torch, and one that has imported it."""
+    with Interpreter() as plain, Interpreter(*TRAINING) as training:
+        _shared[:] = plain, training
         try:
             yield
         finally:
@@ -198,10 +204,20 @@ def shared_interpreter():
 
 
 def start_program(program, *arguments, **options):
-    """Start a program in the shared interpreter: see `Interpreter.start`."""
+    """Start a program in the shared interpreter without torch: see `Interpreter.start`."""
     return _shared[0].start(program, *arguments, **options)
 
 
 def run_program(program, *arguments, **options):
-    """Run a program to its end in the shared interpreter: see `Interpreter.run`."""
+    """Run a program to its end in the shared interpreter without torch: see `Interpreter.run`."""
     return _shared[0].run(program, *arguments, **options)
+
+
+def start_training(program, *arguments, **options):
+    """Start a program in the shared interpreter with torch: see `Interpreter.start`."""
+    return _shared[1].start(program, *arguments, **options)
+
+
+def run_training(program, *arguments, **options):
+    """Run a program to its end in the shared interpreter with torch: see `Interpreter.run`."""
+    return _shared[1].run(program, *arguments, **options)

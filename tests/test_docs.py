@@ -11,7 +11,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commandline import commands_of
+from interpreter import run_training
 from pages import BLOCK, COMMANDS_RUN, EXAMPLE, PAGES, README, ROOT, TEXT, TUTORIALS, name_of, run_page, untagged_in
 from processes import PROGRAMS, command_of, environment, running
 
@@ -757,6 +757,16 @@ def test_every_recipe_runs_or_says_that_it_does_not():
         assert f"## {name}\n\nNot run: " in TEXT["recipes.md"]
 
 
+def skip_without(module):
+    """Skip a test that needs a module, which its own process is to import: that takes seconds."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # no package above it
+        found = None
+    if found is None:
+        pytest.skip(f"needs {module}")
+
+
 @pytest.fixture(scope="module")
 def store_of_recipes(tmp_path_factory):
     """Return a store of packed documents with two splits, each with the values of a teacher."""
@@ -782,15 +792,14 @@ def store_of_recipes(tmp_path_factory):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_and_the_next_job_goes_on(name, store_of_recipes, tmp_path):
     """Its lines run in an empty namespace, and again as the next job, which goes on where the first one ended."""
-    pytest.importorskip(RECIPES[name])
+    skip_without(RECIPES[name])
     (tmp_path / "train-h5").symlink_to(store_of_recipes)
     (tmp_path / "recipe.py").write_text(recipes()[name])
     (tmp_path / "use.py").write_text(USES.get(name, ""))
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     variables |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     variables |= {"DECOUPLE_GCLOUD": "TRUE"}  # MaxText without the libraries of Google Cloud
-    command = [sys.executable, "-W", "ignore", str(PROGRAMS / "next_job.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    done = run_training(PROGRAMS / "next_job.py", folder=tmp_path, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = (tmp_path / "seen.txt").read_text().splitlines()
     train = [line.partition(" ")[2] for line in seen if line.startswith("train ")]
@@ -816,12 +825,10 @@ def test_a_recipe_of_two_ranks_takes_each_row_once_and_evaluates_all_of_them(nam
     (tmp_path / "recipe.py").write_text(recipes()[name])
     (tmp_path / "use.py").write_text("")
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for job in "01":
         logs = tmp_path / f"logs{job}"  # of each rank by itself: in one pipe the lines of two ranks may be mixed
-        command = [*launcher, "--redirects=3", f"--log-dir={logs}", str(PROGRAMS / "next_job.py")]
-        how = {"cwd": tmp_path, "env": variables | {"JOB": job}, "capture_output": True, "text": True, "timeout": 100}
-        done = subprocess.run(command, check=False, **how)
+        ranks = (PROGRAMS / "forked_ranks.py", 2, logs, PROGRAMS / "next_job.py")
+        done = run_training(*ranks, folder=tmp_path, env=variables | {"JOB": job})
         printed = {f"{path.parent.name}/{path.name}": path.read_text() for path in logs.rglob("std*.log")}
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{printed}"
         losses = [re.search(r"\d\.\d{3,}", path.read_text())[0] for path in logs.rglob("stdout.log")]

@@ -19,6 +19,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from contents import write_batches, write_stream
+from interpreter import run_training, start_training
+from processes import running
 
 from zb_hdf5 import Loader, load_tokenizer, open_corpus
 from zb_hdf5.commands.zb import zb
@@ -31,7 +33,8 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 def start(data, out, processes, steps):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *launch, str(EXAMPLE), str(data), "--out", str(out), "--steps", str(steps), *SHAPE]
-    return launched(command, {})
+    how = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, **how)
 
 
 def environment(**variables):
@@ -40,17 +43,23 @@ def environment(**variables):
     return {**outside, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent.parent), **variables}
 
 
-def launched(command, variables):
-    """Start a command with these variables and no launcher's own."""
-    how = {"env": environment(**variables), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, **how)
+def task_of(variables, *arguments):
+    """Start train_gpt.py as a task that has these variables and no launcher's own."""
+    return start_training(EXAMPLE, *SHAPE, *arguments, env=environment(**variables))
+
+
+def ended(*tasks):
+    """Wait for the end of tasks, which must succeed; return what each one prints."""
+    with running(*tasks):
+        found = [task.communicate() for task in tasks]
+    assert not any(task.returncode for task in tasks), found
+    return [text for text, _ in found]
 
 
 def run_example(name, *arguments, code=0):
     """Run an example to its end; return what it prints: where it fails, its errors."""
-    command = [sys.executable, EXAMPLE.with_name(name), *map(str, arguments)]
     offline = environment(HF_HUB_OFFLINE="1")
-    done = subprocess.run(command, env=offline, capture_output=True, text=True, timeout=300, check=False)
+    done = run_training(EXAMPLE.with_name(name), *arguments, env=offline, timeout=300)
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout
 
@@ -116,10 +125,8 @@ def test_the_tasks_of_srun_are_one_world(hosts, data, tmp_path):
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
     job |= {"SLURM_STEP_NUM_NODES": str(hosts), "SLURM_STEP_NODELIST": "n[1-2]" if hosts == 2 else "n1"}
     job |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}" if hosts == 2 else os.environ["PATH"]}
-    command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "6", *SHAPE]
-    tasks = [launched(command, {**job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)]
-    texts = [task.communicate(timeout=120)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], texts
+    ranks = [job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
+    texts = ended(*(task_of(rank, data, "--out", tmp_path / "run", "--steps", 6) for rank in ranks))
     assert (tmp_path / "bin" / "scontrol.asked").exists() == (hosts == 2)
     assert "2 processes, from step 0 to 6, 100 steps an epoch" in texts[0]
     with Loader(data, seed=1, rank=0, world_size=1, batch_size=8) as loader:
@@ -132,10 +139,7 @@ def test_the_tasks_of_srun_are_one_world(hosts, data, tmp_path):
 @pytest.mark.slow
 def test_a_batch_script_without_srun_is_one_process(data, tmp_path):
     job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}
-    command = [sys.executable, str(EXAMPLE), str(data), "--out", str(tmp_path / "run"), "--steps", "2", *SHAPE]
-    task = launched(command, job)
-    text = task.communicate(timeout=120)[0]
-    assert task.returncode == 0, text
+    [text] = ended(task_of(job, data, "--out", tmp_path / "run", "--steps", 2))
     assert "1 processes, from step 0 to 2, 100 steps an epoch" in text
 
 
@@ -175,10 +179,8 @@ def test_it_trains_on_packed_text_with_document_masks(tmp_path):
     sizes = ["--seq-len", "128", "--batch-size", "8", "--packing", "best-fit"]
     done = CliRunner().invoke(zb, ["convert", "jsonl-to-hdf5", text, packed, "--tokenizer", "byte", *sizes])
     assert done.exit_code == 0, done.output
-    command = [sys.executable, str(EXAMPLE), packed, "--out", out, "--document-masks", *SHAPE]
-    task = launched([*command, "--vocab-size", "257", "--steps", "20", "--lr", "0.03"], {})
-    printed = task.communicate(timeout=120)[0]
-    assert task.returncode == 0, printed
+    how = ["--vocab-size", 257, "--steps", 20, "--lr", 0.03]
+    ended(task_of({}, packed, "--out", out, "--document-masks", *how))
     losses = [record["loss"] for record in logged(Path(out), 0)]
     assert losses[-1] < 0.8 * losses[0]
 

@@ -1,9 +1,10 @@
 """Runs each program that it is sent in a fork of itself, which has imported the package.
 
-    python fork_for_each.py
+    python fork_for_each.py [MODULE ...]
 
-Its standard input is a socket. A message has the JSON of a program, and four descriptors: its standard streams, and a
-pipe for its process id and, in the end, its exit code. A program ends as in an interpreter of its own.
+It imports these modules, too. Its standard input is a socket. A message has the JSON of a program, and four
+descriptors: its standard streams, and a pipe for its process id and, in the end, its exit code. A program ends as in
+an interpreter of its own.
 """
 
 import contextlib
@@ -111,7 +112,7 @@ def begun(program):
 connection = socket.socket(fileno=os.dup(0))
 if not connection.recv(1, socket.MSG_PEEK):  # wait for a message: many sessions run no program
     sys.exit()
-for module in PRELOADED:
+for module in (*PRELOADED, *sys.argv[1:]):
     importlib.import_module(module)
 gc.collect()
 gc.freeze()  # a collection in a child would write to, and so copy, each page of what is imported

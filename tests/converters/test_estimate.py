@@ -16,7 +16,7 @@ from zb_hdf5.converters.cli import convert_commands
 from zb_hdf5.converters.conversion import Conversion
 from zb_hdf5.converters.run import plan
 
-TEXTS = ["".join(chr(97 + (7 * number + k) % 26) for k in range(20 + number % 90)) for number in range(40_000)]
+TEXTS = ["".join(chr(97 + (7 * number + k) % 26) for k in range(20 + number % 90)) for number in range(12_000)]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def sources(tmp_path_factory):
     parquet = pytest.importorskip("pyarrow.parquet")
     folder = tmp_path_factory.mktemp("sources")
     ids = [[*text.encode()] for text in TEXTS]
-    parquet.write_table(pa.table({"input_ids": ids}), folder / "ids.parquet", row_group_size=5000)
-    parquet.write_table(pa.table({"text": TEXTS}), folder / "text.parquet", row_group_size=5000)
+    parquet.write_table(pa.table({"input_ids": ids}), folder / "ids.parquet", row_group_size=1500)
+    parquet.write_table(pa.table({"text": TEXTS}), folder / "text.parquet", row_group_size=1500)
     (folder / "ids.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in ids[:4000]))
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
     (folder / "text.jsonl").write_text(lines)

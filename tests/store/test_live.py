@@ -15,7 +15,7 @@ import pytest
 from commandline import report_of, run, run_zb, succeed
 from contract import is_refused
 from damage import flip_stored
-from interpreter import run_program, start_program
+from interpreter import run_program, start_program, start_training
 from interrupted import failing
 from numbered import numbered_batches
 from processes import forked, in_forks, running
@@ -123,6 +123,8 @@ while time.monotonic() - still < float(arguments[0]) and not reader.complete:
     assert now >= before, f"{now} batches after {before}"
     if now > before:
         before, still = now, time.monotonic()
+    elif time.monotonic() - still > 0.5:  # the writer is at rest, or dead
+        time.sleep(0.02)
     for number in draw.integers(0, now, 20 if now else 0).tolist():
         found = reader.read_batch(number)
         assert np.array_equal(found, batches(number, 1)[0]), f"batch {number}: found {found}"
@@ -132,6 +134,10 @@ print(before, "finished" if reader.complete else "timeout")
 
 def begun(code, *arguments, **options):
     return start_program(COMMON + code, *arguments, **options)
+
+
+def follower(*arguments):
+    return start_training(COMMON + FOLLOWER, *arguments)
 
 
 def ended(process):
@@ -163,8 +169,8 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
         open(said, "w") as file,
         running(
             begun(WRITER, folder, shard_batches, 1 << 40, "never", 0.001, stdout=file),
-            begun(FOLLOWER, folder, 0, 1, B, 5),
-            begun(FOLLOWER, folder, 1, 2, 7, 5),
+            follower(folder, 0, 1, B, 5),
+            follower(folder, 1, 2, 7, 5),
             begun(READER, folder, 5),
         ) as (writer, *followers),
     ):
@@ -189,7 +195,7 @@ def test_followers_see_every_committed_batch_of_a_writer_that_is_killed(seconds,
 def test_all_ranks_make_the_same_steps_to_the_end(count, shard_batches, folder):
     with running(
         begun(WRITER, folder, shard_batches, count, "finish", 0.01),
-        *(begun(FOLLOWER, folder, rank, 3, 6, 60) for rank in range(3)),
+        *(follower(folder, rank, 3, 6, 60) for rank in range(3)),
     ) as (writer, *followers):
         assert {ended(follower) for follower in followers} == {(count * B // 18, "finished")}
         assert writer.wait() == 0

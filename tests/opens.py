@@ -158,26 +158,40 @@ def bring_into_memory(folder: Path) -> None:
                 opened.read()
 
 
-def ranks_of(folder: Path, path: Path, world_sizes: Sequence[int], **options: Any) -> dict[int, list[Traced]]:
-    """Return world size -> the calls of each rank below a path, in an epoch of a real job of so many processes.
+def ranks_of(
+    folder: Path, jobs: dict[str, tuple[Path, dict[str, Any]]], world_sizes: Sequence[int]
+) -> dict[str, dict[int, list[Traced]]]:
+    """Return job -> world size -> the calls of each rank below a path, in an epoch of a real job of so many processes.
 
     Nothing of the path is known to them: a copy of it has made the process from which they fork import all modules.
+
+    Parameters
+    ----------
+    jobs
+        Name -> its path, and the options of its loaders. All fork from one process.
     """
-    bring_into_memory(path if path.is_dir() else path.parent)
-    program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py"]
-    arguments = [path, twin_of(path, folder / "twin"), json.dumps(options), *map(str, world_sizes)]
-    how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "rank"]
-    subprocess.run(["strace", *how, *program, *arguments], check=True, env=environment(), timeout=300)
-    below = str(path if path.is_dir() else path.with_suffix(""))
-    found: dict[int, dict[int, Traced]] = {size: {} for size in world_sizes}
-    for trace in folder.glob("rank.*"):
+    given = {}
+    for name, (path, options) in jobs.items():
+        bring_into_memory(path if path.is_dir() else path.parent)
+        given[name] = [str(path), str(twin_of(path, folder / "twins" / name)), options]
+    (folder / "traces").mkdir()
+    program = [sys.executable, Path(__file__).parent / "programs" / "job_of_ranks.py", json.dumps(given)]
+    how = ["-ff", "-y", "-qq", "-s", "0", "-e", f"trace={_CALLS}", "-o", folder / "traces" / "rank"]
+    subprocess.run(["strace", *how, *program, *map(str, world_sizes)], check=True, env=environment(), timeout=300)
+    found: dict[str, dict[int, dict[int, Traced]]] = {name: {size: {} for size in world_sizes} for name in jobs}
+    for trace in (folder / "traces").iterdir():
         _, mark, after = trace.read_text(errors="replace").partition(MARK)
         if mark:
             opening, _, steps = after.partition(MARK)
-            size, rank, _ = opening.split("/", 2)
+            name, size, rank, _ = opening.split("/", 3)
+            path = jobs[name][0]
+            below = str(path if path.is_dir() else path.with_suffix(""))
             calls = (_calls(part.splitlines(), below) for part in (opening, steps))
-            found[int(size)][int(rank)] = Traced(*calls)
-    return {size: [ranks[rank] for rank in range(size)] for size, ranks in found.items()}
+            found[name][int(size)][int(rank)] = Traced(*calls)
+    return {
+        name: {size: [ranks[rank] for rank in range(size)] for size, ranks in sizes.items()}
+        for name, sizes in found.items()
+    }
 
 
 def _calls(lines: list[str], path: str) -> Calls:

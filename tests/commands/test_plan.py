@@ -164,19 +164,19 @@ def require_steps_as_planned(traced, values, num_proofs):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace, which counts what HDF5 opens")
-@pytest.mark.parametrize("kind", KINDS)
-def test_calls_of_streams_and_of_files_in_place_are_those_of_real_jobs(folder, kind, tmp_path):
-    path = folder / kind
-    (tmp_path / "traces").mkdir()
-    found = opens.ranks_of(tmp_path / "traces", path, WORLD_SIZES, access="pread", **KINDS[kind])
-    for ranks, traced in found.items():
-        values, _ = plan(opens.twin_of(path, tmp_path / f"{ranks}"), ranks, KINDS[kind])  # no fact of it is known
-        counts = counts_of(traced)
-        assert counts["opens_at_opening"] == AT_OPENING.get(kind, 2)
-        if kind == "foreign.h5":  # HDF5 does not tell what it reads
-            del counts["opening_bytes"], counts["node_opening_bytes"]
-        assert counts == {name: values[name] for name in counts}
-        require_steps_as_planned(traced, values, PROOFS.get(kind, 0))
+def test_calls_of_streams_and_of_files_in_place_are_those_of_real_jobs(folder, tmp_path):
+    """All kinds in one trace: the process that starts the ranks imports torch, which takes most of its time."""
+    jobs = {kind: (folder / kind, {"access": "pread", **shape}) for kind, shape in KINDS.items()}
+    for kind, of_sizes in opens.ranks_of(tmp_path, jobs, WORLD_SIZES).items():
+        for ranks, traced in of_sizes.items():
+            twin = opens.twin_of(folder / kind, tmp_path / kind / str(ranks))  # no fact of it is known
+            values, _ = plan(twin, ranks, KINDS[kind])
+            counts = counts_of(traced)
+            assert counts["opens_at_opening"] == AT_OPENING.get(kind, 2), kind
+            if kind == "foreign.h5":  # HDF5 does not tell what it reads
+                del counts["opening_bytes"], counts["node_opening_bytes"]
+            assert counts == {name: values[name] for name in counts}, kind
+            require_steps_as_planned(traced, values, PROOFS.get(kind, 0))
 
 
 #: The page of large jobs, with a table of counts.
@@ -193,11 +193,10 @@ def rows_of_page():
 @pytest.mark.skipif(not opens.can_trace(), reason="needs strace")
 def test_the_page_of_large_jobs_has_the_counts_of_real_jobs_and_of_their_plans(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the index names the source
-    (tmp_path / "traces").mkdir()
     np.save("records.npy", np.arange(16_384 * 512, dtype=np.uint16).reshape(16_384, 512))
     path = tmp_path / "store"
     convert("records.npy", "hdf5", path, batch_size=8, shards=16, workers=1, shuffle=False)
-    found = opens.ranks_of(tmp_path / "traces", path, WORLD_SIZES, access="pread")
+    [found] = opens.ranks_of(tmp_path, {"store": (path, {"access": "pread"})}, WORLD_SIZES).values()
     rows = rows_of_page()
     for place, (ranks, traced) in enumerate(found.items()):
         values, _ = plan(path, ranks, {})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from descriptors import open_descriptors
-from interpreter import run_program
+from interpreter import run_training
 
 from zb_hdf5 import (
     ChecksumError,
@@ -121,7 +121,7 @@ for finishes in (False, True):
             print(there)
 print(found.facts.num_cells)
 """
-    done = run_program(code, fresh)
+    done = run_training(code, fresh)
     assert done.returncode == 0, done.stderr
     some, again, *rest, parts = map(int, done.stdout.split())
     assert some == again > 2000

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from interpreter import run_program, start_program
+from interpreter import run_program, start_training
 from processes import running
 
 from zb_hdf5 import Loader, UnavailableError, convert, open_field_set
@@ -64,7 +64,7 @@ def link_store(source, path):
 
 
 def begin_writer(path, waits="runs"):
-    return start_program(WRITER, path, waits)
+    return start_training(WRITER, path, waits)
 
 
 def require_all(path):
@@ -197,7 +197,7 @@ WITHOUT_LOCKS = {
 @pytest.mark.parametrize("flock", WITHOUT_LOCKS)
 def test_two_live_writers_without_locks_write_each_record_once(linked, flock):
     code = f"import errno, fcntl\n{WITHOUT_LOCKS[flock]}\nfcntl.flock = flock\n{WRITER}"
-    with running(*(start_program(code, linked, "runs") for _ in range(2))) as writers:
+    with running(*(start_training(code, linked, "runs") for _ in range(2))) as writers:
         found = [writer.communicate()[0].split() for writer in writers]
         assert [writer.returncode for writer in writers] == [0, 0]
     assert sorted(map(int, found[0] + found[1])) == [*range(800)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from contract import SAME_EPOCH, is_refused
 from damage import fields_of, flip, flip_bits, flip_token, steps_of, tables_of, write_batches, write_streams
-from interpreter import run_program
+from interpreter import run_training
 from packed import write_packed
 
 from zb_hdf5 import ChecksumError, IncompleteError, Loader, convert, open_reader
@@ -172,7 +172,7 @@ def hundred_files(tmp_path_factory):
 
 
 def test_a_store_of_many_files_is_read_under_a_low_limit_of_descriptors(hundred_files):
-    assert run_program(LIMITED + FEW_FILES, 24, hundred_files).stdout.split() == ["200"] * 6
+    assert run_training(LIMITED + FEW_FILES, 24, hundred_files).stdout.split() == ["200"] * 6
 
 
 def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descriptors(tmp_path):
@@ -181,7 +181,7 @@ def test_many_files_of_one_batch_and_tables_are_read_under_a_low_limit_of_descri
     write_packed(tmp_path / "packed.h5", [40] * 24)
     convert(tmp_path / "packed.h5", "hdf5", tmp_path / "packed", batch_size=1, shards=16, workers=1)
     paths = tmp_path / "store", tmp_path / "packed", tmp_path / "page.html"
-    one, other, documents = run_program(LIMITED + FEW_FILES_TOGETHER, 32, *paths).stdout.split()
+    one, other, documents = run_training(LIMITED + FEW_FILES_TOGETHER, 32, *paths).stdout.split()
     assert one == other == str(sum(range(320)))
     assert int(documents) > 16
 

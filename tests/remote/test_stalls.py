@@ -10,7 +10,7 @@ import pytest
 from contract import random_tokens
 from damage import write_streams
 from descriptors import our_threads
-from interpreter import start_program
+from interpreter import start_program, start_training
 from packed import write_packed
 from processes import running, wait_until
 
@@ -159,7 +159,7 @@ sys.stdin.readline()
 @pytest.mark.parametrize("end", ["", "sys.exit()", "reading.close()"])
 def test_the_end_of_a_script_does_not_wait(end, stall):
     stall.begin()
-    with running(start_program(SCRIPT + end, f"{stall.web.url}/batches")) as process:
+    with running(start_training(SCRIPT + end, f"{stall.web.url}/batches")) as process:
         wait_until(lambda: stall.is_met, process)
         assert process.communicate("\n", timeout=LATEST_S) == ("", "")
         assert (process.returncode, stall.over.is_set()) == (0, False)

@@ -23,7 +23,6 @@ from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_digest import FlatDigest, documents_sha256
 from zb_hdf5.formats.flat_facts import FlatFacts, require_alike
-from zb_hdf5.formats.format import Format
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.read_as import AS_STORED, ReadAs, require_read_as
 from zb_hdf5.spec import (
@@ -149,7 +148,7 @@ class Digests:
         if backend != self.backend:
             raise FormatError(f"{self.path}: expected digests of {backend!r} files, found {self.backend!r}")
 
-    def as_digested(self, code: Format) -> Format:
+    def as_digested(self, code: FlatFormat) -> FlatFormat:
         """Return a format that reads files as they were digested: the digests have the dataset of HDF5 files.
 
         Raises

@@ -259,6 +259,8 @@ class Plan:
         Whether the size of a vocabulary, which is not known, might have made the ids smaller.
     sets
         The field sets of the source.
+    left_out
+        The files of tokens or text in the folders of the source that are not converted.
     """
 
     source: Any
@@ -272,6 +274,7 @@ class Plan:
     left_behind: str = ""
     lacks_vocab_size: bool = False
     sets: CarriedSets = NO_SETS
+    left_out: tuple[Path, ...] = ()
 
     def head(self) -> Record:
         """Return the first line of the journal."""

@@ -65,10 +65,9 @@ def plan(conversion: Conversion) -> DryRun | None:
 
 
 def _write(plan: Plan, settings: Settings, workers: Workers) -> Report:
-    left_out = left_out_of(settings, plan.source.paths)  # before the result may lie beside its sources
     report = write(plan, settings, workers)
     left_behind = _joined(report.left_behind, plan.sets.left_behind)
-    return replace(report, left_out=left_out, left_behind=left_behind, field_sets=tuple(plan.sets.names))
+    return replace(report, left_out=plan.left_out, left_behind=left_behind, field_sets=tuple(plan.sets.names))
 
 
 def _described(plan: Plan, settings: Settings, workers: Workers) -> DryRun:
@@ -127,7 +126,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     settings.require_dtype(source.meta.dtype if isinstance(source, BatchSource) else source.dtype, source.paths[0])
     if target.note:
         source = _with_note(source, target)
-    left_out = left_out_of(settings, source.paths)
+    left_out = left_out_of(settings, source.paths)  # before the result may lie beside its sources
     if left_out:
         note(f"{settings.paths[0]}: {left_out_in_words(left_out)}")
     if isinstance(source, BatchSource):
@@ -135,7 +134,7 @@ def _planned(stack: ExitStack, found: Any, settings: Settings) -> Plan:
     else:
         plan = plan_of_documents(source, settings)
     sets = carried_sets(plan.source, settings)
-    return replace(plan, sets=sets, inodes=plan.inodes + sets.inodes)
+    return replace(plan, sets=sets, inodes=plan.inodes + sets.inodes, left_out=left_out)
 
 
 def _gives_documents(source: BatchSource, target: Target) -> bool:

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from zb_hdf5 import convert
 from zb_hdf5.commands.description import describe
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError
 from zb_hdf5.files.listing import (
@@ -238,6 +241,27 @@ def test_a_folder_is_listed_once_for_all_formats(look_at, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: found.append(str(path)) or scan(path))
     look_at(folder)
     assert found == [str(folder)]
+
+
+@pytest.mark.parametrize("kind", ["npy", "jsonl", "parquet"])
+def test_a_conversion_lists_the_folder_of_its_source_once(kind, tmp_path, monkeypatch):
+    folder, found = tmp_path / "source", []
+    folder.mkdir()
+    for number in range(2):
+        path = folder / f"{number}.{kind}"
+        if kind == "npy":
+            np.save(path, np.arange(9, dtype=np.uint16))
+        elif kind == "jsonl":
+            path.write_text('{"text": "some text"}\n')
+        else:
+            pq.write_table(pa.table({"input_ids": [[1, 2, 3]]}), path)
+    (folder / "other.h5").touch()
+    monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: found.append(str(path)) or scan(path))
+    options = {"tokenizer": "byte"} if kind == "jsonl" else {}
+    shape = {"batch_size": 1, "seq_len": 3}
+    report = convert(folder, "hdf5", tmp_path / "out", workers=1, **shape, **options)
+    assert report.left_out == (folder / "other.h5",)
+    assert found.count(str(folder)) == 1
 
 
 def test_the_endings_of_every_format_are_known():

@@ -6,7 +6,7 @@ from typing import Final
 
 from zb_hdf5.errors import FormatError, ZbError
 from zb_hdf5.files.line_file import JSON_SUFFIX
-from zb_hdf5.files.listing import is_lone_json, kept_listings, listed
+from zb_hdf5.files.listing import is_lone_json, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import NOT_IN_PLACE, Found
 from zb_hdf5.formats.format_row import FormatRow
@@ -29,7 +29,6 @@ _HF: Final = "hf"
 _LINES: Final = "jsonl"
 
 
-@kept_listings()
 def found_source(
     look: Look,
     read_as: ReadAs = AS_STORED,

@@ -218,14 +218,11 @@ def flat_files(name: str, look: Look) -> list[Path]:
     look
         A look at a file, or at a folder of files.
     """
-    from zb_hdf5.files.listing import kept_listings
-
     row = row_named(name)
     if row is None or not row.is_flat or look.is_far:
         return []
-    with kept_listings():
-        code = flat_format(name) if may_hold(row, look) else None
-        return [] if code is None else code.files(look)
+    code = flat_format(name) if may_hold(row, look) else None
+    return [] if code is None else code.files(look)
 
 
 def flat_at(look: Look) -> FilesInPlace | None:

@@ -191,14 +191,15 @@ def _copy_runs(column: Tokens, offsets: IndexArray, out: TokenArray, starts: Ind
 
     Documents are short: to read each by itself would take three times as long as to copy it from a mapping.
     """
-    firsts = column.starts
-    files = np.searchsorted(firsts, offsets, side="right") - 1
-    mapped = {file: column.open_file(file, firsts[file]).stored_ids() for file in np.unique(files).tolist()}
+    files = column.files
+    firsts = files.starts
+    numbers = np.searchsorted(firsts, offsets, side="right") - 1
+    mapped = {number: files.open(number, firsts[number]).stored_ids() for number in np.unique(numbers).tolist()}
     waiting: list[TokenRun] = []
-    runs = zip(files.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
-    for file, offset, start, stop in runs:
-        stored = mapped[file]
-        begin = offset - firsts[file]
+    runs = zip(numbers.tolist(), offsets.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    for number, offset, start, stop in runs:
+        stored = mapped[number]
+        begin = offset - firsts[number]
         ids = None if stored is None else stored.ids[begin : begin + stop - start]
         if stored is None or ids is None or len(ids) < stop - start or stored.has_others(ids):
             waiting.append((offset, out[start:stop]))

@@ -30,7 +30,7 @@ class PieceSource(StreamSource):
         return []
 
     def _cuts(self, stream: StoreCorpus, number: int, path: Path) -> list[int]:
-        start, stop = stream.tokens.starts[number : number + 2]
+        start, stop = stream.tokens.files.starts[number : number + 2]
         num_tokens = stop - start
         length = min(GROUP_TOKENS, num_tokens // LEAST_PIECES + 1)  # short ones: each file of a result has some
         return sorted({*range(0, num_tokens, length), 0, num_tokens})

@@ -261,7 +261,8 @@ class StoreSource(BatchSource):
         if path == corpus.path:
             return corpus.digests.crc32()
         number = [*self._files].index((start, stop))
-        file = corpus.tokens.open_file(number, corpus.tokens.starts[number])
+        files = corpus.tokens.files
+        file = files.open(number, files.starts[number])
         if isinstance(file, Checked):  # it is open, to be read
             return file.rows.all()
         with open_corpus(path, verify="none") as original:

@@ -84,7 +84,7 @@ class StreamFile(NamedTuple):
     def read_tokens(self, start: int, stop: int) -> TokenArray:
         """Return consecutive tokens by their positions in the file."""
         tokens = self.stream.tokens
-        base = tokens.starts[self.number]
+        base = tokens.files.starts[self.number]
         if stop - start > LONG_DOCUMENT:
             view = tokens.view(base + start, stop - start)
             if view is not None:
@@ -97,7 +97,7 @@ class StreamFile(NamedTuple):
         for field in fields:
             values = self.stream.field(field.name).tokens
             size = field.size
-            base = values.starts[self.number]
+            base = values.files.starts[self.number]
             flat = _read_units(values, base, (start * size, stop * size), self.unit * size)
             found[field.name] = flat.reshape(stop - start, *field.shape)
         return found or None
@@ -259,7 +259,7 @@ class StreamSource(DocumentSource):
 
     def _cuts(self, stream: StoreCorpus, number: int, path: Path) -> list[int]:
         """Return the cuts of a file into groups. See `StreamFile`."""
-        start, stop = stream.tokens.starts[number : number + 2]
+        start, stop = stream.tokens.files.starts[number : number + 2]
         num_tokens = stop - start
         targets = np.arange(GROUP_TOKENS, num_tokens, GROUP_TOKENS)
         table = stream.require_documents().file(number)

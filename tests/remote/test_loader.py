@@ -83,7 +83,7 @@ def test_many_reads_are_under_way_and_no_more_than_are_wanted(web_store):
 def test_an_error_is_raised_at_its_batch(web_store):
     local, proxy, url = web_store
     with Loader(url, shuffle="sequential") as loader, Loader(local, shuffle="sequential") as expected:
-        places = [loader.batches.tokens.open_file(0, 0).tokens.extents.offset(number) for number in range(7)]
+        places = [loader.batches.tokens.files.open(0, 0).tokens.extents.offset(number) for number in range(7)]
 
         def fault(number, method, name, span):
             first, last = map(int, span.removeprefix("bytes=").split("-"))

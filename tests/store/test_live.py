@@ -15,6 +15,7 @@ import pytest
 from commandline import report_of, run, run_zb, succeed
 from contract import is_refused
 from damage import flip_stored
+from descriptors import open_descriptors
 from interpreter import run_program, start_program, start_training
 from interrupted import failing
 from numbered import numbered_batches
@@ -355,6 +356,18 @@ def test_a_reader_shows_what_is_committed(access, folder):
         assert (reader.complete, reader.fingerprint, reader.corpus.sha256) == (True, named, writer.index.sha256)
         expect_batches(reader, 13)
     assert expect_store(folder, 13, complete=True) == named
+
+
+def test_a_closed_reader_follows_nothing(folder):
+    with start_store(folder) as writer:
+        writer.write(batches(0, 2))
+        reader = open_reader(folder)
+        expect_batches(reader, 2)
+        reader.close()
+        writer.write(batches(2, 1))
+        before = open_descriptors()
+        assert reader.refresh() == 2
+        assert open_descriptors() == before
 
 
 def test_two_readers_of_one_process_or_of_its_fork_read_the_same_growing_shard(tmp_path):

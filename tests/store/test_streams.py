@@ -608,7 +608,7 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
         for part in np.split(tokens, [5000, 40_000, 90_000]):
             writer.write_documents(part, [1] * len(part))
     with open_corpus(folder / "s.h5") as mapped, open_corpus(folder / "s.h5", access="pread") as slow:
-        assert len(mapped.tokens.open_file(0, 0).extents.runs) > 1
+        assert len(mapped.tokens.files.open(0, 0).extents.runs) > 1
         assert are_ready(mapped.tokens, [0]), "it was written just now"
         assert mapped.tokens.flat() is not None
         assert slow.tokens.flat() is None
@@ -626,7 +626,7 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
 def test_a_stream_in_several_runs_that_was_cut_short_is_an_error(tmp_path):
     write(tmp_path / "s.h5", np.arange(120_000) % 60_000, [1] * 120_000, chunk_tokens=2048)
     with open_corpus(tmp_path / "s.h5") as store:
-        assert len(store.tokens.open_file(0, 0).extents.runs) > 1
+        assert len(store.tokens.files.open(0, 0).extents.runs) > 1
         store.tokens[0:10]
         os.truncate(tmp_path / "s.h5", (tmp_path / "s.h5").stat().st_size - 4096)
         is_refused(errors.IncompleteError, lambda: store.tokens[0:10], match="cut short")

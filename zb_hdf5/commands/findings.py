@@ -139,7 +139,7 @@ def _locks(folder: Path, network: str | None) -> Finding:
 def _layout(corpus: Corpus) -> Finding:
     if corpus.tokens.wait is Wait.DECODE:
         return Finding("layout", "ok", "compressed chunks, which threads unpack")
-    file = corpus.tokens.open_file(0, 0).resolve()
+    file = corpus.tokens.files.open(0, 0).resolve()
     found = describe_layout(None if file is None else file.extents, corpus.meta.batch_bytes)
     good = found is not None and found["page_aligned"] and found["runs"] <= GOOD_RUNS
     remedy = "convert it again, for faster reads"

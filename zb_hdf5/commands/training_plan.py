@@ -22,7 +22,7 @@ from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.loaders.loader import Loader
 from zb_hdf5.loaders.order import StepPlan
 from zb_hdf5.spec import CRC32, NOT_KNOWN
-from zb_hdf5.store.shards import Sharded
+from zb_hdf5.store.shard_files import ShardFiles
 
 #: Ranks whose files are counted, at most: evenly over all. Those of the others are as many on average.
 COUNTED_RANKS: Final = 64
@@ -88,7 +88,7 @@ class Job:
 
 def files_of_rank(plan: StepPlan, batches: Batches) -> tuple[set[int], bool]:
     """Return the files that hold the tokens of a rank in an epoch, and whether all of its steps were looked at."""
-    num_files = len(batches.tokens.starts) - 1
+    num_files = len(batches.tokens.files.starts) - 1
     found: set[int] = set()
     steps = 0
     for block in plan.blocks_from(0):
@@ -108,7 +108,7 @@ def _files_of_reads(plan: StepPlan, batches: Batches, reads: npt.NDArray[np.int6
         first, count = reads * windows.batch_stride, windows.batch_stride + windows.overlap
     else:
         first, count = windows.starts(reads.reshape(-1), length), length
-    edges = np.array(batches.tokens.starts)
+    edges = np.array(batches.tokens.files.starts)
     low = edges.searchsorted(first, side="right") - 1
     high = edges.searchsorted(np.minimum(first + count, edges[-1]) - 1, side="right") - 1
     found: set[int] = set()
@@ -133,7 +133,7 @@ def planned(path: Path, job: Job, options: dict[str, Any]) -> dict[str, Figure]:
         loader: Loader = Loader(path, rank=0, world_size=job.ranks, **options)
     opening_s = time.perf_counter() - begun_s
     with loader:
-        at_hand = set(loader.batches.tokens.known)  # the files that are open now are not opened again
+        at_hand = set(loader.batches.tokens.files.known)  # the files that are open now are not opened again
         figures = _figures_of_steps(loader, job)
         figures |= _figures_of_bytes(loader, job)
         if not isinstance(path, RemotePath):
@@ -270,26 +270,29 @@ def _most_of_a_node(values: list[int], job: Job) -> int:
 
 def _opens_of_file(tokens: Tokens) -> int:
     """Return how often each file is opened: of `.batch` shards the crc32 values are in a file beside each one."""
-    if not isinstance(tokens, Sharded) or tokens.index.without_crc32():
+    files = tokens.files
+    if not isinstance(files, ShardFiles) or files.index.without_crc32():
         return 1
-    return 1 if CRC32 in tokens.index.table.columns else 2
+    return 1 if CRC32 in files.index.table.columns else 2
 
 
 def _reads_sidecars(tokens: Tokens, at_hand: set[int]) -> bool:
     """Return whether files that are met in steps have others beside them, which their format may read then."""
-    found = tokens.found.items() if isinstance(tokens, Sharded) else ()
+    files = tokens.files
+    found = files.found.items() if isinstance(files, ShardFiles) else ()
     later = (facts for number, facts in found if number not in at_hand)
     return any(isinstance(facts, FlatFacts) and facts.documents_identity is not None for facts in later)
 
 
 def _bytes_of_proofs(tokens: Tokens) -> npt.NDArray[np.int64]:
     """Return the bytes by which a rank proves each file at its first read: a unit of it, and the crc32 of all units."""
-    lengths = np.diff(tokens.starts)
-    if not isinstance(tokens, Sharded):
+    files = tokens.files
+    lengths = np.diff(files.starts)
+    if not isinstance(files, ShardFiles):
         return np.zeros_like(lengths)
     num_units = -(-lengths // tokens.unit)
     proofs = np.minimum(lengths, tokens.unit) * tokens.dtype.itemsize + CRC32_BYTES * num_units
-    return np.where(tokens.index.table.values["crc32"] == NOT_KNOWN, 0, proofs)
+    return np.where(files.index.table.values["crc32"] == NOT_KNOWN, 0, proofs)
 
 
 def _figures_of_time(loader: Loader, opening_s: float) -> dict[str, Figure]:

@@ -67,7 +67,7 @@ class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):
         self.num_processes = num_processes
         self.device = device
         self.filepaths = [str(file.path) for file in self.batches.corpus.files]
-        self._starts = self.batches.tokens.starts
+        self._starts = self.batches.tokens.files.starts
 
     seq_len = property(lambda self: self.batches.stride)
     file_idx = property(lambda self: self._next_token()[0])

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -187,21 +187,47 @@ class Tokens(ABC):
         """Release the files. Views that were returned stay valid."""
 
     @property
+    def files(self) -> TokenFiles:
+        """The files that hold the tokens: these are their only file."""
+        return OneFile(self)
+
+
+class TokenFiles(Protocol):
+    """The files of some tokens, in order. Thread-safe."""
+
+    @property
     def starts(self) -> list[int]:
         """The first position of each file, and the end of the last one."""
-        return [0, self.num_tokens]
 
     @property
     def known(self) -> dict[int, Tokens]:
         """The files that are open, by their numbers: a look-up finds one without a lock."""
-        return {0: self}
 
-    def open_file(self, number: int, start: int) -> Tokens:
+    def open(self, number: int, start: int) -> Tokens:
         """Return a file by its number, and open it if it is not open.
 
         The token at position `start`, which is in this file, is about to be read.
         """
-        return self
+
+
+class OneFile:
+    """Tokens that are their only file. See `TokenFiles`."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, self._tokens.num_tokens]
+
+    @property
+    def known(self) -> dict[int, Tokens]:
+        return {0: self._tokens}
+
+    def open(self, number: int, start: int) -> Tokens:
+        return self._tokens
 
 
 def are_ready(tokens: Tokens, starts: Sequence[int]) -> bool:

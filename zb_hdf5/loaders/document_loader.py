@@ -136,7 +136,7 @@ def _parts(tokens: Tokens, starts: list[int], counts: list[int]) -> list[TokenAr
     """Return tokens from some positions on: views of a mapping where they are in memory, else read together."""
     expect(tokens, starts, counts)
     # this asks for the size of each file once; a view of a file asks for its size at each document
-    flat = tokens.flat() if len(tokens.starts) <= len(starts) + 1 else None
+    flat = tokens.flat() if len(tokens.files.starts) <= len(starts) + 1 else None
     if flat is not None:
         return [flat[start : start + count] for start, count in zip(starts, counts, strict=True)]
     parts = [np.empty(count, tokens.dtype) for count in counts]

@@ -67,10 +67,10 @@ class FarBatches:
 
     def read_all(self, numbers: Iterator[int], depth: int) -> Generator[torch.Tensor]:
         """Yield each of some batches, in order, and read so many later ones meanwhile."""
-        tokens = self._batches.tokens
+        files = self._batches.tokens.files
         first = next(numbers)
         start = first * self._batches.meta.batch_tokens
-        tokens.open_file(bisect_right(tokens.starts, start) - 1, start)  # and time an answer
+        files.open(bisect_right(files.starts, start) - 1, start)  # and time an answer
         threads = reads_at_once(os.fspath(self._batches.path))
         least = max(1, depth // MIN_REQUEST_ROUNDS // threads)
         most = max(1, depth // MIN_REQUESTS)

@@ -102,7 +102,7 @@ class MappedWindows:
         """Yield batches from the mappings of their files; one that two files share is read."""
         batches = self._batches
         windows = batches.windows
-        starts = batches.tokens.starts
+        starts = batches.tokens.files.starts
         num_tokens = windows.batch_stride + windows.overlap
         open_files: dict[int, StoredIds | None] = {}
         for number in numbers:
@@ -121,8 +121,7 @@ class MappedWindows:
 
     def _stored_ids_of(self, file: int, start: int) -> StoredIds | None:
         """Open the file of a batch that begins with token `start` of all; None if it gives no views to widen."""
-        tokens = self._batches.tokens
-        stored = tokens.open_file(file, start).stored_ids()
+        stored = self._batches.tokens.files.open(file, start).stored_ids()
         return None if stored is None or self._is_view(stored) else stored
 
     def _batch_of(self, stored: StoredIds, number: int, within: int, num_tokens: int) -> torch.Tensor | None:

@@ -87,7 +87,7 @@ class WholeBatches:
         self._reads_left = 0
         self._looks_left = 0
         self._unit = batches.meta.batch_tokens
-        self._starts = batches.tokens.starts
+        self._starts = batches.tokens.files.starts
         #: Batches are read by their positions.
         self._has_places = not self._is_far and (batches.tokens.access != "mmap" or batches.corpus.is_cached)
 
@@ -99,10 +99,11 @@ class WholeBatches:
         is_plain = tokens.wait is not Wait.DECODE and tokens.access in ("auto", "mmap", "pread", "remote")
         if not batches.complete or not (is_plain or batches.corpus.is_cached):
             return False
-        if any(file.unit != unit for file in tokens.known.values()):  # a file of another trainer is one unit
+        files = tokens.files
+        if any(file.unit != unit for file in files.known.values()):  # a file of another trainer is one unit
             return False
         follow = tokens.unit == unit and batches.windows.stride == batches.windows.length
-        return follow and not any(start % unit for start in tokens.starts[:-1])
+        return follow and not any(start % unit for start in files.starts[:-1])
 
     def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
         """Yield each of some batches, in order. They are in the page cache."""
@@ -195,8 +196,8 @@ class WholeBatches:
 
     def _plain(self, file: int, start: int) -> FileTokens | None:
         """Return the tokens of a file whose units are batches at a constant stride; else None."""
-        tokens = self._batches.tokens  # each time: the tokens of a corpus that was closed have no places
-        plain = tokens.open_file(file, start).resolve()
+        files = self._batches.tokens.files  # each time: the tokens of a corpus that was closed have no places
+        plain = files.open(file, start).resolve()
         return plain if plain is not None and plain.unit == self._unit and len(plain.extents.runs) == 1 else None
 
     def read_by_position(self, number: int) -> torch.Tensor:

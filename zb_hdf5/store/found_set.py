@@ -23,8 +23,9 @@ from zb_hdf5.store.index import ShardIndex
 from zb_hdf5.store.set_facts import SAMPLED, SetFacts
 from zb_hdf5.store.set_index import SetIndex, parts_in
 from zb_hdf5.store.set_place import facts_at, set_folder
-from zb_hdf5.store.set_values import LackingValues, PartRows, SetValues
+from zb_hdf5.store.set_values import LackingFiles, PartRows, SetFiles
 from zb_hdf5.store.shard_table import ShardEntry
+from zb_hdf5.store.shards import Sharded
 
 
 class SetCorpus(Corpus):
@@ -138,7 +139,7 @@ class FoundSet:
         columns = [index.parts[key] for key in ("first", "records", "path", "bytes")]
         columns += [index.fields[field.name][key] for key in ("offset", "crc32_offset", "crc32")]
         entries = [self._entry(meta, field, FieldInPart(*each)) for each in zip(*columns, strict=True)]
-        return SetValues(self.folder, ShardIndex(meta, entries), self.access, self.verify)
+        return Sharded(SetFiles(self.folder, ShardIndex(meta, entries), self.access, self.verify))
 
     def _entry(self, meta: StoreMeta, field: Field, part: FieldInPart) -> ShardEntry:
         """Describe the values of a field in a part as a shard, whose batches are records."""
@@ -173,7 +174,7 @@ class FoundSet:
         if done < self.facts.num_records:
             parts.append(FieldInPart(done, self.facts.num_records - done))
         index = ShardIndex(meta, [self._entry(meta, field, part) for part in parts])
-        return LackingValues(self.folder, index, self.access, self.verify, rows=rows, fill=fill)
+        return Sharded(LackingFiles(self.folder, index, self.access, self.verify, rows=rows, fill=fill))
 
     def _fill_of(self, field: Field) -> npt.NDArray[Any]:
         """Return the value of a field in records that are missing."""

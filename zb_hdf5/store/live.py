@@ -12,6 +12,7 @@ import shutil
 import time
 import uuid
 from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -25,6 +26,8 @@ from zb_hdf5.files.paths import local_path, on_failure
 from zb_hdf5.files.publishing import partial_path
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batch_writer import BatchWriter, FieldArrays, FieldDigest, ShardInfo, as_batches
+from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.formats.h5_corpus import HDF5Corpus
 from zb_hdf5.formats.h5_writer import HDF5BatchWriter
 from zb_hdf5.spec import (
@@ -39,8 +42,8 @@ from zb_hdf5.spec import (
 )
 from zb_hdf5.store.format_list import FORMATS
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_files import ShardFiles
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.shards import Sharded
 from zb_hdf5.store.store_corpus import StoreCorpus
 
 #: Waits between the attempts to open a file that its writer may be closing or renaming.
@@ -218,11 +221,11 @@ class LiveStoreWriter(BatchWriter):
 # --- the corpus ------------------------------------------------------------------------------------------------------
 
 
-class LiveTokens(Sharded):
-    """The tokens of a growing store, whose growing shard stays open: its name `.partial` goes when it is published."""
+class LiveFiles(ShardFiles):
+    """The files of a growing store, whose growing shard stays open: its name `.partial` goes when it is published."""
 
-    def _reset(self) -> None:
-        super()._reset()
+    def _begin(self, found: Mapping[int, Column | FlatFacts]) -> None:
+        super()._begin(found)
         self._lock = OwnLock()
         #: The growing shard, by process and name; for a moment also the shard before it.
         self._followed: dict[tuple[int, str], HDF5Corpus] = {}
@@ -244,9 +247,9 @@ class LiveTokens(Sharded):
             self._followed = {key: file for key, file in self._followed.items() if key == kept}
         return sum(counts)
 
-    def open_file(self, number: int, start: int) -> Tokens:
+    def open(self, number: int, start: int) -> Tokens:
         entry = self.index.shards[number]
-        return super().open_file(number, start) if entry.complete else self._growing(entry).tokens
+        return super().open(number, start) if entry.complete else self._growing(entry).tokens
 
     def _growing(self, entry: ShardEntry) -> HDF5Corpus:
         """Return the growing shard, opened once in each process."""
@@ -281,8 +284,8 @@ class LiveTokens(Sharded):
         while True:
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    return HDF5Corpus(partial_path(path), self.asked, field=field).with_verify(self._verify)
-                return HDF5Corpus(path, self.asked, field=field).with_verify(self._verify)
+                    return HDF5Corpus(partial_path(path), self.asked, field=field).with_verify(self.verify)
+                return HDF5Corpus(path, self.asked, field=field).with_verify(self.verify)
             except (FormatError, UnavailableError):  # the file may be closed or renamed at this moment
                 if (wait_s := next(waits_s, None)) is None:
                     raise
@@ -317,7 +320,7 @@ class LiveCorpus(StoreCorpus):
         As for `open_corpus`.
     """
 
-    _kind = LiveTokens
+    _kind = LiveFiles
 
     def __init__(self, folder: Path, index: ShardIndex, access: str = "auto", verify: str = "auto") -> None:
         self._seen: tuple[int, int, int] | None = None  # the version of the index: this one may be too old
@@ -337,11 +340,12 @@ class LiveCorpus(StoreCorpus):
             If the index is malformed or names a file that is not there, or this is another store now.
         """
         with self._changing:
-            if not self.complete and isinstance(self.tokens, LiveTokens):
-                self._follow(self.tokens)
+            files = self.tokens.files  # of a corpus that was closed these are others
+            if not self.complete and isinstance(files, LiveFiles):
+                self._follow(files)
         return self.num_tokens
 
-    def _follow(self, tokens: LiveTokens) -> None:
+    def _follow(self, files: LiveFiles) -> None:
         """Follow the growing shard, under a new index if there is one."""
         index = self.index
         found = os.stat(self.path / INDEX_NAME)
@@ -354,7 +358,7 @@ class LiveCorpus(StoreCorpus):
                 f"{self.path}: was replaced or repaired: expected live_id {self.index.live_id!r}, "
                 f"found {index.live_id!r}; open it again"
             )
-        num_tokens = tokens.follow(index)
+        num_tokens = files.follow(index)
         for field in self._fields.values():  # after the tokens, and before other threads see the new number
             field.refresh()
         self.index = index

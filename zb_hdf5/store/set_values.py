@@ -17,12 +17,12 @@ from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
 from zb_hdf5.spec import SET_INDEX, TokenArray
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_files import ShardFiles
 from zb_hdf5.store.shard_table import ShardEntry
-from zb_hdf5.store.shards import Sharded
 
 
-class SetValues(Sharded):
-    """The values of a field of a finished set, in all of its parts. See `Tokens`.
+class SetFiles(ShardFiles):
+    """All parts of a finished set, with the values of a field. See `ShardFiles`.
 
     Every read is compared with the crc32 of its records, unless `verify` is "none".
     """
@@ -43,10 +43,10 @@ class PartRows(NamedTuple):
     crc32: npt.NDArray[np.uint32]
 
 
-class LackingValues(Sharded):
-    """The values of a field of a set that is not finished, and a fill value for all others. See `Tokens`.
+class LackingFiles(ShardFiles):
+    """The parts of a set that is not finished: the values of a field, and a fill value for all others.
 
-    They are those that were marked when the corpus was opened: parts that are written meanwhile change nothing.
+    The values are those that were marked when the corpus was opened: parts that are written meanwhile change nothing.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ class LackingValues(Sharded):
         path = self.folder / entry.path
         ranges = open_ranges(path, None, entry.num_bytes, self.asked)
         extents = Extents(entry.columns[self.index.meta.column], self.index.meta.batch_bytes)
-        tokens: Tokens = FileTokens(ranges, extents, self.dtype, entry.token_count)
-        if self._verify != "none":
+        tokens: Tokens = FileTokens(ranges, extents, self.index.meta.dtype, entry.token_count)
+        if self.verify != "none":
             tokens = checked(tokens, Crc32Rows(_KnownRows(crc32)), path, "record", "batch")
         found = FilledValues(tokens, there, self._fill, unit, entry.token_count)
         tokens.share(self.residency)

@@ -33,6 +33,7 @@ from zb_hdf5.spec import (
     StoreMeta,
 )
 from zb_hdf5.store.index import ShardIndex
+from zb_hdf5.store.shard_files import ShardFiles
 from zb_hdf5.store.shards import Sharded
 from zb_hdf5.store.store_documents import StoreDocuments, StreamDocuments
 
@@ -74,10 +75,10 @@ class StoreCorpus(Corpus):
     look
         The look at the first file, whose open descriptor is taken; None: it is opened.
     same_files
-        The tokens, of a corpus that is a field of them.
+        The files of the tokens, of a corpus that is a field of them.
     """
 
-    _kind: ClassVar[type[Sharded]] = Sharded
+    _kind: ClassVar[type[ShardFiles]] = ShardFiles
     _newer: NewerFiles | None = None
 
     def __init__(
@@ -92,26 +93,27 @@ class StoreCorpus(Corpus):
         records: Windows | None = None,
         newer: NewerFiles | None = None,
         look: Look | None = None,
-        same_files: Sharded | None = None,
+        same_files: ShardFiles | None = None,
     ) -> None:
         folder = path if path.is_dir() else path.parent
+        name = None if folder is path else str(path)
         is_stored = index.meta.layout == BATCHES_LAYOUT
         compared = "none" if verify == "store" or (verify == "auto" and not is_stored) else verify
-        tokens = self._kind(folder, index, access, compared, read_as, found, same_files, name=str(path))
+        files = self._kind(folder, index, access, compared, read_as, found, same_files, name=name)
         meta = index.meta if records is None else _meta_of_records(index.meta, records)
-        super().__init__(path, meta, tokens, backend=index.table.values["backend"][0])
+        super().__init__(path, meta, Sharded(files), backend=index.table.values["backend"][0])
         self.index = index
         self.max_token = index.max_token
         self.verify = verify
         if records is not None:
             self.foreign_dataset = read_as.dataset
         self._newer = newer
-        self._shards = tokens
+        self._shards = files
         self._checks = verify if verify == "store" else compared
         with on_failure(self.close):
             if look is not None:
-                tokens.open_found(look)
-            _ = tokens.access  # if the index lacks it, the error of the first shard names what cannot be read
+                files.open_found(look)
+            _ = files.access  # if the index lacks it, the error of the first shard names what cannot be read
             if compared == "batch" and index.complete:
                 self._require_crc32()
             self._take(index)
@@ -127,7 +129,7 @@ class StoreCorpus(Corpus):
         if not unknown:
             return
         if self.is_cut:
-            self._shards.open_file(0, 0)  # names what is missing
+            self._shards.open(0, 0)  # names what is missing
             return
         raise UnverifiableError(
             f"{self._shards.folder / unknown}: cannot be verified: the index has no crc32 of its batches"
@@ -146,7 +148,7 @@ class StoreCorpus(Corpus):
         if index.documents or "pieces" in index.table.optional:
             self._record_documents = StoreDocuments(self._shards.folder, index, self._reads, self._shards.asked)
 
-    def _documents_of(self, index: ShardIndex, shards: Sharded) -> StreamDocuments:
+    def _documents_of(self, index: ShardIndex, shards: ShardFiles) -> StreamDocuments:
         return StreamDocuments(
             self.path,
             shards.folder,
@@ -179,7 +181,7 @@ class StoreCorpus(Corpus):
         shards = self._shards
         look = None
         with suppress(ZbError, OSError):  # it is opened by its path, and whoever reads it says so
-            shards.open_file(number, shards.starts[number])
+            shards.open(number, shards.starts[number])
             look = shards.begin_look(number)
         path = shards.path_of(number)
         return FoundFile(path=path, known=shards.found.get(number), look=look if isinstance(look, Look) else None)
@@ -257,12 +259,12 @@ class StoreCorpus(Corpus):
         if self.index.read_as is not None and not self.index.digests:
             return None  # files of other programs without made digests
         asked = (known.asked, "batch", known.read_as, known.found)
-        tokens = Sharded(known.folder, self.index, *asked, same_files=known, identities=known.identities)
+        files = ShardFiles(known.folder, self.index, *asked, same_files=known, identities=known.identities)
         try:
-            tokens.open_file(0, 0)
+            files.open(0, 0)
         except UnverifiableError:
             return None
-        return tokens
+        return Sharded(files)
 
     # --- identity ------------------------------------------------------------------------------------------------
 
@@ -373,11 +375,11 @@ class StoreCorpus(Corpus):
                     f"{self.path}: was replaced: expected at least {self.num_tokens:,} tokens, found "
                     f"{index.token_count:,}; open it again"
                 )
-            tokens = self._shards.reopened(index, found)
-            _ = tokens.access  # an error changes nothing
-            documents = self._documents_of(index, tokens)
-            self._shards = tokens
-            self.tokens = tokens
+            files = self._shards.reopened(index, found)
+            _ = files.access  # an error changes nothing
+            documents = self._documents_of(index, files)
+            self._shards = files
+            self.tokens = tokens = Sharded(files)
             self._record_documents = documents
             self.index = index
             self.max_token = index.max_token
@@ -394,13 +396,14 @@ def _told_by(index: ShardIndex) -> str:
     return stream_field(index.meta.fields) if is_told else ""
 
 
-def _positions_of(index: ShardIndex, shards: Sharded) -> Tokens | None:
+def _positions_of(index: ShardIndex, shards: ShardFiles) -> Tokens | None:
     """Return the values that tell the documents of a stream of another program apart; None: none do."""
     name = _told_by(index)
     if not name:
         return None
     asked = (shards.asked, "none", shards.read_as)
-    return Sharded(shards.folder, index.of_field(name), *asked, same_files=shards, identities=shards.identities)
+    files = ShardFiles(shards.folder, index.of_field(name), *asked, same_files=shards, identities=shards.identities)
+    return Sharded(files)
 
 
 def require_stream(corpus: Corpus) -> StoreCorpus:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # h5py, which a store without documents does not need
     from zb_hdf5.documents.document_offsets import KnownOffsets
     from zb_hdf5.documents.table_file import PiecesFile
     from zb_hdf5.formats.h5_column import Column
-    from zb_hdf5.store.shards import Sharded
+    from zb_hdf5.store.shard_files import ShardFiles
 
 
 class StoreDocuments(RecordDocuments):
@@ -183,7 +183,7 @@ class StreamDocuments(RecordDocuments):
         access: str,
         found: Mapping[int, Column | FlatFacts] | None = None,
         positions: Tokens | None = None,
-        same_files: Sharded | None = None,
+        same_files: ShardFiles | None = None,
     ) -> None:
         self._path = path
         self._folder = folder

@@ -244,7 +244,7 @@ class ArraySource(BatchSource):
         number, first, inside = next(self._places.parts(start))
         tokens = self._open("", number)
         count = inside.stop - inside.start
-        if tokens.ready(first) and tokens.ready(first + count - 1):
+        if tokens.pages.ready(first) and tokens.pages.ready(first + count - 1):
             return None
         start_s = time.perf_counter()
         tokens.read([(first, np.empty(count, tokens.dtype))])
@@ -326,7 +326,7 @@ class ArraySource(BatchSource):
             return
         if self.cold:
             for start in starts.tolist():
-                tokens.will_need(start, start + seq_len)
+                tokens.pages.will_need(start, start + seq_len)
         tokens.gather(starts, out)
 
 

@@ -48,7 +48,7 @@ def of_data(store, stream, folder):
         yield from (loader.dataset(), loader.dataset().sampler, loader.records(), loader.plan, loader.stats())
         yield from (loader.batches.corpus.digests, loader.batches.corpus.index, loader.steps, loader.batches.tokens)
         index = loader.batches.corpus.index
-        yield from (index.shards, index.shards[0], index.meta, loader.batches.windows, loader.batches.tokens.residency)
+        yield from (index.shards, index.shards[0], index.meta, loader.batches.windows, loader.batches.tokens.pages)
     with zb_hdf5.DocumentLoader(stream, collate="pad", batch_size=4, rank=0, world_size=1) as loader:
         yield loader.documents
     yield zb_hdf5.open_writer(folder / "one.h5", batch_size=3, seq_len=10)

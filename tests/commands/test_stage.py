@@ -17,6 +17,7 @@ from reading import begun
 from zb_hdf5 import Field, Loader, console, open_field_set, open_reader
 from zb_hdf5.commands.staging import runs_of
 from zb_hdf5.commands.zb import zb
+from zb_hdf5.files.pages import NO_PAGES
 from zb_hdf5.files.tokens import ClosedTokens
 from zb_hdf5.store.cache import column_of
 
@@ -54,11 +55,7 @@ def batches_in(folder, store, **options):
 class Nothing(ClosedTokens):
     """Tokens that cannot be read."""
 
-    def ready(self, start):
-        return False
-
-    def will_need(self, start, stop):
-        pass
+    pages = NO_PAGES
 
 
 def steps_of(folder, store, state=None, rank=0, epoch=0, **options):

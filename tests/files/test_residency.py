@@ -21,7 +21,8 @@ from reading import begun
 from benchmarks import measure as m
 from benchmarks import memory_cap
 from zb_hdf5 import DocumentLoader, Loader, MixedLoader, convert, open_corpus, open_reader
-from zb_hdf5.files import residency, tokens
+from zb_hdf5.files import pages as file_pages
+from zb_hdf5.files import residency
 from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.file_systems import in_memory
 from zb_hdf5.files.ranges import LocalFile
@@ -64,7 +65,7 @@ class Pages:
         monkeypatch.setattr(LocalFile, "read_ranges", read_ranges)
         monkeypatch.setattr(DirectReads, "begin", begin)
         monkeypatch.setattr(os, "posix_fadvise", advise)
-        for module in (tokens, residency):
+        for module in (file_pages, residency):
             monkeypatch.setattr(module, "page_in_memory", lambda fd, offset: self.in_memory)
         monkeypatch.setattr(residency, "major_faults", lambda: self.faults)
         monkeypatch.setattr(residency, "memory_limit", lambda: 0)  # surroundings are left alone
@@ -195,8 +196,8 @@ def test_values_that_are_not_in_memory_are_announced_although_the_tokens_are(fol
         with Loader(corpus, **options) as loader:
             warm = [values(step) for step in loader]
         field = corpus.field("loss_mask").tokens
-        monkeypatch.setattr(type(field), "ready", lambda found, start: found is not field)
-        field.residency.in_memory = False
+        monkeypatch.setattr(type(field.pages), "ready", lambda found, start: found is not field.pages)
+        field.pages.residency.in_memory = False
         pages.clear()
         with Loader(corpus, **options) as loader:
             steps = iter(loader)
@@ -254,7 +255,7 @@ def test_documents_that_are_not_in_memory_are_announced_and_the_same(way, folder
         assert are_equal([values(batch) for batch in loader], warm[0])
         assert not pages.announced
         pages.in_memory = False
-        loader.corpus.tokens.residency.found(False)
+        loader.corpus.tokens.pages.residency.found(False)
         assert are_equal(epoch_of(loader, 1), warm[1])
         assert len(pages.announced) == len(set(pages.announced)) > 300
 

@@ -11,7 +11,7 @@ from damage import flip_token
 from processes import forked
 
 from zb_hdf5 import ChecksumError, ClosedError, IncompleteError, Loader, convert
-from zb_hdf5.files import direct_reads, residency, tokens
+from zb_hdf5.files import direct_reads, pages, residency
 from zb_hdf5.files.direct_reads import DirectReads
 from zb_hdf5.files.paths import files_at_hand
 
@@ -45,7 +45,7 @@ def begun(folder, monkeypatch):
 
     monkeypatch.setattr(DirectReads, "begin", begin)
     monkeypatch.setattr(residency, "memory_limit", lambda: 0)
-    for module in (tokens, residency):
+    for module in (pages, residency):
         monkeypatch.setattr(module, "page_in_memory", lambda fd, offset: False)
     return found
 

@@ -134,7 +134,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 #: Reads a store of many files in each way, and prints how many steps there were.
 FEW_FILES = """
 import torch
-from zb_hdf5.files import residency, tokens
+from zb_hdf5.files import pages, residency
 
 def count_steps(**how):
     with Loader(sys.argv[2], rank=0, world_size=1, **how) as loader:
@@ -144,10 +144,10 @@ def count_steps(**how):
 unchecked = {"verify": "none", "dtype": torch.int32}
 for how in ({}, {"prefetch": 0}, {"access": "pread"}, {"shuffle": "records"}, unchecked):
     count_steps(**how)
-found = residency.memory_limit, tokens.page_in_memory
-residency.memory_limit, tokens.page_in_memory = lambda: 0, lambda fd, offset: False
+found = residency.memory_limit, pages.page_in_memory
+residency.memory_limit, pages.page_in_memory = lambda: 0, lambda fd, offset: False
 count_steps()  # past the page cache: batches under way keep no file open
-residency.memory_limit, tokens.page_in_memory = found
+residency.memory_limit, pages.page_in_memory = found
 """
 
 

@@ -626,6 +626,21 @@ def test_a_folder_that_is_removed_while_it_is_filled_is_one_warning(whole, folde
     ]
 
 
+@pytest.mark.parametrize("shuffle", ["sequential", "records"])
+def test_a_copy_whose_cache_cannot_be_opened_reads_the_store(whole, folder, shuffle):
+    with open_reader(whole, cache=folder) as reader:
+        pickled = pickle.dumps(reader)
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")  # and is a file now
+    with pytest.warns(UserWarning, match="the cache cannot be used"):
+        copy = pickle.loads(pickled)
+    with copy:
+        copy.will_need(0)
+        assert copy.is_ready(0)
+        found = steps_of(copy, shuffle=shuffle, seed=3)
+    np.testing.assert_array_equal(found, steps_of(whole, shuffle=shuffle, seed=3))
+
+
 def test_a_disk_that_is_full_from_the_beginning_is_one_warning(whole, mount_disk):
     disk = mount_disk(64)
     (disk / "cache").mkdir()

@@ -24,7 +24,6 @@ from reading import ordered
 from examples import examples
 from zb_hdf5 import HDF5ShardWriter, Loader, MmapTokenStore, errors, open_corpus, open_reader, open_writer, verify_store
 from zb_hdf5.compat import DatasetLoader, SlidingWindowDataloader
-from zb_hdf5.files.tokens import are_ready
 from zb_hdf5.formats.npy import NpyArrays
 from zb_hdf5.loaders.order import SHUFFLES
 from zb_hdf5.store.rebuild import index_files
@@ -609,7 +608,7 @@ def test_a_stream_in_several_runs_is_read_as_in_one(data, tmp_path_factory):
             writer.write_documents(part, [1] * len(part))
     with open_corpus(folder / "s.h5") as mapped, open_corpus(folder / "s.h5", access="pread") as slow:
         assert len(mapped.tokens.files.open(0, 0).extents.runs) > 1
-        assert are_ready(mapped.tokens, [0]), "it was written just now"
+        assert mapped.tokens.pages.are_ready([0]), "it was written just now"
         assert mapped.tokens.flat() is not None
         assert slow.tokens.flat() is None
         np.testing.assert_array_equal(mapped.tokens[0 : len(tokens)], tokens)

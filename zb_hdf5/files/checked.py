@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import BatchIndexError, ChecksumError, Remedy
+from zb_hdf5.files.pages import Pages, PagesWrapper
 from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.ranges import Extents, Range, Ranges, Run
 from zb_hdf5.files.threads import ReadPool, SignalSafeFuture
@@ -211,6 +212,31 @@ def _read_crc32(file: Ranges, runs: tuple[Run, ...], num_rows: int, *others: Ran
     return rows
 
 
+class UnitPages(PagesWrapper):
+    """The pages of tokens that are read in whole units.
+
+    Parameters
+    ----------
+    pages
+        The pages of the tokens.
+    unit, num_tokens
+        Tokens of a unit, and all tokens: the last unit may have fewer.
+    """
+
+    __slots__ = ("_num_tokens", "_unit")
+
+    def __init__(self, pages: Pages, unit: int, num_tokens: int) -> None:
+        super().__init__(pages)
+        self._unit = unit
+        self._num_tokens = num_tokens
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        firsts = [start - start % self._unit for start in starts]
+        stops = [min(end + -end % self._unit, self._num_tokens) for end in ends]
+        self.pages.will_gather(firsts, [stop - first for first, stop in zip(firsts, stops, strict=True)])
+
+
 class Checked(Wrapper, UnitTokens):
     """Tokens of one file whose whole units are compared with their crc32, while they are in the processor's cache.
 
@@ -271,7 +297,7 @@ class Checked(Wrapper, UnitTokens):
         flat = self.tokens.flat()
         parts = [part for run in runs for part in self._parts(*run)]
         if flat is not None:
-            self.residency.watch_some(self._take, flat, parts)
+            self.tokens.pages.residency.watch_some(self._take, flat, parts)
             return
         for part in parts:
             self.tokens.read([part])
@@ -344,9 +370,9 @@ class Checked(Wrapper, UnitTokens):
             if self._strict:
                 self.compare(zip(starts.tolist(), out, strict=True))
         elif out.shape[1] == self.unit:
-            self.residency.watch_some(take_units, flat, starts // self.unit, out, self.compare_crc32)
+            self.tokens.pages.residency.watch_some(take_units, flat, starts // self.unit, out, self.compare_crc32)
         else:
-            self.residency.watch_some(self._take, flat, zip(starts.tolist(), out, strict=True))
+            self.tokens.pages.residency.watch_some(self._take, flat, zip(starts.tolist(), out, strict=True))
 
     def _take(self, flat: TokenArray, runs: Iterable[TokenRun]) -> None:
         """Copy whole units from a mapping, and compare some while they are in the processor's cache."""
@@ -360,14 +386,10 @@ class Checked(Wrapper, UnitTokens):
     def flat(self) -> TokenArray | None:
         return None if self._strict else self.tokens.flat()
 
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        if self._strict:
-            ends = [start + count for start, count in zip(starts, counts, strict=True)]
-            starts = [start - start % self.unit for start in starts]
-            counts = [
-                min(end + -end % self.unit, self.num_tokens) - start for start, end in zip(starts, ends, strict=True)
-            ]
-        self.tokens.will_gather(starts, counts)
+    @property
+    def pages(self) -> Pages:  # type: ignore[override]
+        pages = self.tokens.pages
+        return UnitPages(pages, self.unit, self.num_tokens) if self._strict else pages
 
     def resolve(self) -> FileTokens | None:
         return self.tokens.resolve()

@@ -17,10 +17,10 @@ from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.mapping import FilePart, map_side_by_side
 from zb_hdf5.files.objects import RemoteObject, read_objects
+from zb_hdf5.files.pages import NO_PAGES, FilePages, Pages
 from zb_hdf5.files.paths import cut_short, require_remote_access
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
-from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, open_ranges, page_in_memory
-from zb_hdf5.files.residency import Residency
+from zb_hdf5.files.ranges import Extents, LocalFile, Range, Ranges, open_ranges
 from zb_hdf5.spec import TokenArray, signed
 
 #: A position, and the 1-D array that the tokens from there on fill.
@@ -29,8 +29,6 @@ TokenRun: TypeAlias = tuple[int, TokenArray]
 UnitAccess: TypeAlias = tuple[TokenArray | None, Callable[[int], int] | None, int, int]
 #: A run of so many bytes that is in memory is copied from the mapping.
 LARGE_RUN_BYTES: Final = 1 << 20
-#: Tokens that are looked for ahead of their reads, at most.
-LOOKED_AHEAD_AT: Final = 32
 
 
 class Wait(Enum):
@@ -64,8 +62,8 @@ class StoredIds(NamedTuple):
 class Tokens(ABC):
     """Tokens, or values of a field, by their positions. Thread-safe, but for `close`; usable after fork; picklable.
 
-    A subclass has the attributes, `read` and `close`. Each other method has a default that is right for any tokens:
-    rows are read by `read`, there is no mapping, nothing is announced, and these tokens are their only file.
+    A subclass has the attributes, `read` and `close`. All else has a default that is right for any tokens: rows are
+    read by `read`, there is no mapping, there are no pages, and these tokens are their only file.
 
     Attributes
     ----------
@@ -85,8 +83,8 @@ class Tokens(ABC):
         The facts that differ for a later file of the same name; () for the tokens of many files.
     file
         The one file that holds all tokens, if it is read without HDF5; else None.
-    residency
-        The findings of reads about the pages of the files. Tokens without pages share one, which matters to none.
+    pages
+        The pages of the files, which are looked for in memory and announced to the kernel; `NO_PAGES`: there are none.
     """
 
     __slots__ = ()
@@ -98,7 +96,7 @@ class Tokens(ABC):
     wait: Wait
     identity: Identity
     file: Ranges | None = None
-    residency: Residency = Residency(0)
+    pages: Pages = NO_PAGES
 
     @abstractmethod
     def read(self, runs: Iterable[TokenRun]) -> None:
@@ -153,7 +151,7 @@ class Tokens(ABC):
         """Return all tokens as one read-only view of a mapping, for reads in any order; or None.
 
         With access "auto" it is None, too, until a look has found the tokens in memory, and after a read of the mapping
-        that had to wait: `residency` has it. Ask again for each use: do not keep it.
+        that had to wait: `pages.residency` has it. Ask again for each use: do not keep it.
         """
         return self.view(0, self.num_tokens)
 
@@ -161,19 +159,6 @@ class Tokens(ABC):
         """Return all tokens as one view of a mapping, as they are stored; None as `flat`. Ask again for each use."""
         flat = self.flat()
         return None if flat is None else StoredIds(flat)
-
-    def ready(self, start: int) -> bool:
-        """Return whether the tokens at `start` can be read without waiting, as far as the system reports it."""
-        return False
-
-    def will_need(self, start: int, stop: int) -> None:  # noqa: B027 - most have no use for it
-        """Announce that consecutive tokens will be read soon; the kernel may begin to fetch them."""
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:  # noqa: B027 - as `will_need`
-        """Announce that tokens from each of some positions on will be read soon, in any order, if they are in files."""
-
-    def share(self, residency: Residency) -> None:  # noqa: B027 - most have no pages
-        """Make these the tokens of one file of many, whose owner looks for the pages of all, and announces reads."""
 
     def resolve(self) -> FileTokens | None:
         """Return the same tokens as one file has them, for short cuts: whoever reads them compares what this would.
@@ -228,32 +213,6 @@ class OneFile:
 
     def open(self, number: int, start: int) -> Tokens:
         return self._tokens
-
-
-def are_ready(tokens: Tokens, starts: Sequence[int]) -> bool:
-    """Return whether the tokens at all of some positions are in memory. Later reads go by that."""
-    return tokens.residency.found(all(map(tokens.ready, starts)))
-
-
-def expect(tokens: Tokens, starts: Sequence[int], counts: Sequence[int]) -> None:
-    """Look for the pages of tokens that are read next, if that is due, and announce them if they may miss."""
-    residency = tokens.residency
-    if not starts or residency.was_announced(len(starts)):
-        return
-    if residency.is_look_due():
-        are_ready(tokens, starts)
-    if not residency.in_memory:
-        tokens.will_gather(starts, counts)
-
-
-def announce(tokens: Tokens, starts: Sequence[int], counts: Sequence[int]) -> None:
-    """Announce tokens that will be read some steps later, unless a look at some of them finds them in memory."""
-    residency = tokens.residency
-    if residency.is_look_ahead_due() and len(starts):
-        are_ready(tokens, starts[:: -(-len(starts) // LOOKED_AHEAD_AT)])
-    if not residency.in_memory:
-        residency.announce_ahead(len(starts))
-        tokens.will_gather(starts, counts)
 
 
 def gather_from(flat: TokenArray, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
@@ -317,9 +276,8 @@ class FileTokens(Tokens):
     __slots__ = (
         "__weakref__",
         "_flat",
-        "_is_part",
+        "_pages",
         "_read_before",
-        "_residency",
         "_unit_access",
         "_views",
         "access",
@@ -350,8 +308,7 @@ class FileTokens(Tokens):
         self._unit_access: UnitAccess | None = None
         self._flat: TokenArray | None = None
         self._read_before: TokenRun | None = None
-        self._residency: Residency | None = None
-        self._is_part = False
+        self._pages: Pages | None = None
         if isinstance(file, RemoteObject):
             return
         if file.size < extents.end:
@@ -365,14 +322,12 @@ class FileTokens(Tokens):
         return self.file.identity
 
     @property
-    def residency(self) -> Residency:  # type: ignore[override]
-        if self._residency is None:
-            self._residency = Residency(self.num_tokens * self.dtype.itemsize)
-        return self._residency
-
-    def share(self, residency: Residency) -> None:
-        self._residency = residency
-        self._is_part = True
+    def pages(self) -> Pages:  # type: ignore[override]
+        if self._pages is None:
+            file = self.file
+            facts = self.extents, self.dtype.itemsize, self.num_tokens
+            self._pages = FilePages(file, *facts) if isinstance(file, LocalFile) else NO_PAGES
+        return self._pages
 
     def remember(self, start: int, tokens: TokenArray) -> None:
         """Keep a unit that was read to prove an object, for the next read."""
@@ -391,7 +346,7 @@ class FileTokens(Tokens):
     def read(self, runs: Iterable[TokenRun]) -> None:
         if self.access == "mmap":
             runs = [run for run in runs if not self._copy(*run)]
-        elif self._residency is not None and self._residency.in_memory:
+        elif self._pages is not None and self._pages.residency.in_memory:
             runs = [run for run in runs if not self._copy_large(*run)]
         self.file.read_ranges(self.ranges_of(runs))
 
@@ -429,18 +384,17 @@ class FileTokens(Tokens):
         flat = self.flat()
         if flat is None or start + len(out) > len(flat):  # the read raises the error
             return False
-        self.residency.watch_some(np.copyto, out, flat[start : start + len(out)])
+        self.pages.residency.watch_some(np.copyto, out, flat[start : start + len(out)])
         return True
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
         self._read_before = None  # rows do not take it up: it would be kept for ever
-        if not self._is_part and not self.residency.in_memory:
-            expect(self, starts.tolist(), [out.shape[1]] * len(starts))
+        self.pages.expect_rows(starts, out.shape[1])
         flat = self.flat()
         if flat is None or not len(starts):
             self.file.read_ranges(self.extents.ranges_of_rows(starts, out))
         else:
-            self.residency.watch_some(gather_from, flat, starts, out)
+            self.pages.residency.watch_some(gather_from, flat, starts, out)
 
     def view(self, start: int, count: int, private: bool = False) -> TokenArray | None:
         views = self.units(private)
@@ -509,7 +463,7 @@ class FileTokens(Tokens):
         return found
 
     def flat(self) -> TokenArray | None:
-        if self.access == "auto" and not self.residency.in_memory:
+        if self.access == "auto" and not self.pages.residency.in_memory:
             return None
         return self._joined_flat()
 
@@ -531,51 +485,6 @@ class FileTokens(Tokens):
 
     def resolve(self) -> FileTokens:
         return self
-
-    def ready(self, start: int) -> bool:
-        return self.wait is Wait.LOCAL and page_in_memory(self.file.fd, self._offset(start))
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """Announce rows, with their surroundings while these are likely to be in memory when they are needed."""
-        if self.wait is not Wait.LOCAL or not len(starts):
-            return
-        around = self.residency.surroundings
-        fd = self.file.fd
-        announce = os.posix_fadvise
-        itemsize = self.dtype.itemsize
-        offset = 0
-        for offset, count in zip(self._offsets(starts), counts, strict=True):
-            first = offset - offset % around
-            num_bytes = offset + count * itemsize - first
-            announce(fd, first, num_bytes + -num_bytes % around, os.POSIX_FADV_WILLNEED)
-        self.residency.announced(cast(LocalFile, self.file), offset)
-
-    def will_need(self, start: int, stop: int) -> None:
-        batch_bytes = self.extents.batch_bytes
-        while start < stop and self.wait is Wait.LOCAL:
-            number, within = self.extents.locate(start // self.unit)
-            _, stride, num_units = self.extents.runs[number]
-            # units with padding between them are announced together: a call for each takes four times as long
-            together = num_units - within if batch_bytes <= stride < 2 * batch_bytes else 1
-            end = min(stop, (start // self.unit + together) * self.unit)
-            offset = self._offset(start)
-            num_bytes = self._offset(end - 1) + self.dtype.itemsize - offset
-            os.posix_fadvise(self.file.fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
-            start = end
-
-    def _offsets(self, starts: Sequence[int]) -> list[int]:
-        """Return the byte offset of each of some positions."""
-        if len(self.extents.runs) > 1:
-            return [*map(self._offset, starts)]
-        base, stride, _ = self.extents.runs[0]
-        itemsize = self.dtype.itemsize
-        if stride == self.extents.batch_bytes:
-            return [base + start * itemsize for start in starts]
-        return [base + start // self.unit * stride + start % self.unit * itemsize for start in starts]
-
-    def _offset(self, position: int) -> int:
-        index, within = divmod(position, self.unit)
-        return self.extents.offset(index) + within * self.dtype.itemsize
 
     def close(self) -> None:
         self._views = (None, None)
@@ -626,20 +535,8 @@ class Wrapper(Tokens):
         return self.tokens.file
 
     @property
-    def residency(self) -> Residency:  # type: ignore[override]
-        return self.tokens.residency
-
-    def ready(self, start: int) -> bool:
-        return self.tokens.ready(start)
-
-    def will_need(self, start: int, stop: int) -> None:
-        self.tokens.will_need(start, stop)
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        self.tokens.will_gather(starts, counts)
-
-    def share(self, residency: Residency) -> None:
-        self.tokens.share(residency)
+    def pages(self) -> Pages:  # type: ignore[override]
+        return self.tokens.pages
 
     def close(self) -> None:
         self.tokens.close()
@@ -649,7 +546,6 @@ class ClosedTokens(Wrapper):
     """The tokens of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
     file = None
-    residency = Residency(0)  # nothing is found in memory
 
     def __init__(self, tokens: Tokens) -> None:
         self._wrap(tokens)
@@ -658,7 +554,8 @@ class ClosedTokens(Wrapper):
     def _refuse(self, *_: object) -> Any:
         raise ClosedError(f"{self.name}: this corpus was closed")
 
-    read = gather = view = ready = will_need = will_gather = _refuse  # type: ignore[assignment]
+    read = gather = view = _refuse  # type: ignore[assignment]
+    pages = property(_refuse)
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.record_documents import pieces_of_parts
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, IncompleteError
 from zb_hdf5.files.forks import cached_per_process
-from zb_hdf5.files.tokens import Tokens, announce, are_ready
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.packages import from_numpy
@@ -272,7 +272,7 @@ class Batches:
             if len(records):
                 self.tokens.gather(self.windows.starts(records, seq_len), rows)
         else:
-            rows = self.tokens.residency.watch_some(all_rows.take, records, 0, None, "clip")
+            rows = self.tokens.pages.residency.watch_some(all_rows.take, records, 0, None, "clip")
         return from_numpy()(rows.astype(dtype))
 
     def read_into(self, index: SupportsIndex, out: TokenArray) -> None:
@@ -407,23 +407,23 @@ class Batches:
         self._check_begun(first + count - 1)
         windows = self.windows
         stop = (first + count) * windows.batch_stride + windows.overlap
-        self.tokens.will_need(first * windows.batch_stride, min(stop, self.tokens.num_tokens))
+        self.tokens.pages.will_need(first * windows.batch_stride, min(stop, self.tokens.num_tokens))
 
     def announce_records(self, records: npt.NDArray[np.int64], length: int) -> None:
         """Announce records of some length that will be read some steps later, in any order: see `read_records_into`."""
         starts = self.windows.starts(records, length).tolist()
-        announce(self.tokens, starts, [length] * len(starts))
+        self.tokens.pages.announce(starts, [length] * len(starts))
 
     def are_cached(self, records: npt.NDArray[np.int64], seq_len: int) -> bool:
         """Return whether some records are in memory, as far as the system reports it: later reads go by that."""
-        return are_ready(self.tokens, self.windows.starts(records, seq_len).tolist())
+        return self.tokens.pages.are_ready(self.windows.starts(records, seq_len).tolist())
 
     def is_ready(self, index: SupportsIndex) -> bool:
         """Return whether a batch can be read without waiting for a disk, as far as the system reports it.
 
         The rest after the last whole batch counts as one.
         """
-        return self.tokens.ready(self._check_begun(index) * self.windows.batch_stride)
+        return self.tokens.pages.ready(self._check_begun(index) * self.windows.batch_stride)
 
     def refresh(self) -> int:
         """Show the batches that a writer has committed since; return `num_batches`. A published file has none."""

@@ -18,6 +18,7 @@ from zb_hdf5.files.foreign_ids import ForeignIds
 from zb_hdf5.files.forks import OwnLock
 from zb_hdf5.files.identity import Handle
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.pages import READY_PAGES
 from zb_hdf5.files.paths import cut_short, size_of
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.ranges import Extents, open_ranges
@@ -84,6 +85,7 @@ class H5pyTokens(UnitTokens):
 
     access = "h5py"
     wait = Wait.LOCAL
+    pages = READY_PAGES  # HDF5's global lock leaves nothing to gain from reading ahead in several threads
 
     def __init__(self, column: Column) -> None:
         super().__init__()
@@ -180,10 +182,6 @@ class H5pyTokens(UnitTokens):
             ) from error
         if size < self._size:
             raise cut_short(self._column.path, f"at least {self._size:,} bytes", size)
-
-    def ready(self, start: int) -> bool:
-        """Say yes: HDF5's global lock leaves nothing to gain from reading ahead in several threads."""
-        return True
 
     def refresh(self) -> dict[str, Any]:
         """Return the commit marker by now: see `read_marker`.

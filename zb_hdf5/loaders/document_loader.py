@@ -19,7 +19,7 @@ from zb_hdf5.errors import ArgumentError, counted, require_choice
 from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
-from zb_hdf5.files.tokens import Tokens, announce, expect
+from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
@@ -123,7 +123,7 @@ def gather(column: Batches, pieces: Pieces, fill: Any = 0, dtype: Any = None) ->
     starts = (pieces.offsets[is_stored].astype(np.int64) * size).tolist()
     counts = (pieces.lengths[is_stored].astype(np.int64) * size).tolist()
     places = (pieces.starts[is_stored].astype(np.int64) * size).tolist()
-    column.tokens.residency.watch_some(_fill, values, places, _parts(column.tokens, starts, counts))
+    column.tokens.pages.residency.watch_some(_fill, values, places, _parts(column.tokens, starts, counts))
     return values.reshape(-1, pieces.seq_len, *shape)
 
 
@@ -134,7 +134,7 @@ def _fill(values: npt.NDArray[Any], places: list[int], parts: list[TokenArray]) 
 
 def _parts(tokens: Tokens, starts: list[int], counts: list[int]) -> list[TokenArray]:
     """Return tokens from some positions on: views of a mapping where they are in memory, else read together."""
-    expect(tokens, starts, counts)
+    tokens.pages.expect(starts, counts)
     # this asks for the size of each file once; a view of a file asks for its size at each document
     flat = tokens.flat() if len(tokens.files.starts) <= len(starts) + 1 else None
     if flat is not None:
@@ -431,7 +431,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         lengths = self.documents.lengths(documents).astype(np.int64)
         for column in (self._tokens, *self._columns.values()):
             size = value_count(column)
-            announce(column.tokens, (starts * size).tolist(), (lengths * size).tolist())
+            column.tokens.pages.announce((starts * size).tolist(), (lengths * size).tolist())
 
     def _read(self, documents: IndexArray) -> dict[str, Any]:
         """Return the batch of these documents, numbered as in `Documents`."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.files.pages import READY_PAGES
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
@@ -43,6 +44,8 @@ class MadeUpTokens(Tokens):
     dtype
         The dtype in which a store would keep them.
     """
+
+    pages = READY_PAGES
 
     def __init__(self, num_tokens: int, vocab_size: int, seed: int, dtype: np.dtype[Any]) -> None:
         self.num_tokens = num_tokens
@@ -75,9 +78,6 @@ class MadeUpTokens(Tokens):
         words *= self._vocab_size
         words >>= np.uint64(32)
         out[...] = words
-
-    def ready(self, start: int) -> bool:
-        return True
 
     def close(self) -> None:
         """Do nothing: no file is open."""

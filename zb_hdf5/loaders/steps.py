@@ -270,7 +270,7 @@ class StepReader:
         if block.ndim == 1 and self._whole is not None and self._whole.gives_views:  # their pages are not read here
             yield steps
             return
-        residencies = [column.tokens.residency for column in self._columns]
+        residencies = [column.tokens.pages.residency for column in self._columns]
         for first in range(0, len(block), WATCHED_ONE_IN):
             waits = sum(map(_WAITS, residencies))
             yield (residencies[0].watch(next, steps),)

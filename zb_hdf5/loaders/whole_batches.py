@@ -186,7 +186,7 @@ class WholeBatches:
     def outruns_memory(self) -> bool:
         """Whether memory cannot keep the batches until they are read again, and each has a place in a file."""
         batches = self._batches
-        return self._has_places and not batches.corpus.is_cached and batches.tokens.residency.outruns_memory
+        return self._has_places and not batches.corpus.is_cached and batches.tokens.pages.residency.outruns_memory
 
     def place(self, number: int) -> BatchPlace:
         """Return the place of a batch, without its mapping. Raises as the read does."""

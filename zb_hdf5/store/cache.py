@@ -33,10 +33,10 @@ import numpy.typing as npt
 from zb_hdf5.errors import ArgumentError, FormatError, IncompleteError, format_bytes, parse_size
 from zb_hdf5.files.checked import UnitTokens, crc32_of
 from zb_hdf5.files.identity import identity_of
+from zb_hdf5.files.pages import Pages
 from zb_hdf5.files.paths import RemotePath, local_path, read_whole
 from zb_hdf5.files.publishing import write_fully
 from zb_hdf5.files.ranges import Extents, LocalFile, Run, read_fully
-from zb_hdf5.files.residency import Residency
 from zb_hdf5.files.threads import LOOK_S, raise_if_cancelled
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait, Wrapper
 from zb_hdf5.formats.batches import Batches
@@ -412,6 +412,46 @@ def num_fetched(corpus: Corpus) -> int | None:
     return corpus.tokens.num_fetched if isinstance(corpus.tokens, Cached) else None
 
 
+class CachedPages(Pages):
+    """The pages of a cache that is open, and of the tokens behind it where it lacks a unit.
+
+    Parameters
+    ----------
+    column
+        The units in the cache folder.
+    tokens
+        The tokens of the store.
+    """
+
+    __slots__ = ("_column", "_tokens")
+
+    def __init__(self, column: CachedColumn, tokens: Tokens) -> None:
+        super().__init__(column.rows.pages.residency)
+        self._column = column
+        self._tokens = tokens
+
+    def ready(self, start: int) -> bool:
+        tokens = self._tokens
+        if self._column.has(start // tokens.unit):
+            return self._column.rows.pages.ready(start)
+        return tokens.wait is Wait.LOCAL and tokens.pages.ready(start)
+
+    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        units = [start // self._tokens.unit for start in starts]
+        kept = {number for number in {*units} if self._column.has(number)}  # each mark is a read
+        for tokens, is_kept in ((self._column.rows, True), (self._tokens, False)):
+            chosen = [(number in kept) is is_kept for number in units]
+            tokens.pages.will_gather(list(compress(starts, chosen)), list(compress(counts, chosen)))
+
+    def will_need(self, start: int, stop: int) -> None:
+        unit = self._tokens.unit
+        while start < stop:
+            number = start // unit
+            end = min(stop, (number + 1) * unit)
+            (self._column.rows if self._column.has(number) else self._tokens).pages.will_need(start, end)
+            start = end
+
+
 class Cached(Wrapper):
     """Tokens that keep whole units in a cache, and read them there the next time. See `Tokens`.
 
@@ -451,8 +491,8 @@ class Cached(Wrapper):
         return file
 
     @property
-    def residency(self) -> Residency:  # type: ignore[override]
-        return self.column.rows.residency
+    def pages(self) -> Pages:  # type: ignore[override]
+        return CachedPages(self.column, self.tokens) if self.column.is_open else self.tokens.pages
 
     def _size(self, number: int) -> int:
         return min(self.unit, self.num_tokens - number * self.unit)
@@ -544,25 +584,6 @@ class Cached(Wrapper):
                 here[:] = False
         if not here.all():
             _gather_some(self.tokens, starts, out, ~here)
-
-    def ready(self, start: int) -> bool:
-        if self.column.has(start // self.unit):
-            return self.column.rows.ready(start)
-        return self.wait is Wait.LOCAL and self.tokens.ready(start)
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        units = [start // self.unit for start in starts]
-        kept = {number for number in {*units} if self.column.has(number)}  # each mark is a read
-        for tokens, is_kept in ((self.column.rows, True), (self.tokens, False)):
-            chosen = [(number in kept) is is_kept for number in units]
-            tokens.will_gather(list(compress(starts, chosen)), list(compress(counts, chosen)))
-
-    def will_need(self, start: int, stop: int) -> None:
-        while start < stop:
-            number = start // self.unit
-            end = min(stop, (number + 1) * self.unit)
-            (self.column.rows if self.column.has(number) else self.tokens).will_need(start, end)
-            start = end
 
     def close(self) -> None:
         self.column.close()

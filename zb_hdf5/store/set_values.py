@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from zb_hdf5.errors import ChecksumError
 from zb_hdf5.files.checked import Crc32Rows, UnitTokens, checked
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
+from zb_hdf5.files.pages import NO_PAGES, Pages, PagesWrapper
 from zb_hdf5.files.ranges import Extents, open_ranges
 from zb_hdf5.files.tokens import FileTokens, TokenRun, Tokens, Wait
 from zb_hdf5.spec import SET_INDEX, TokenArray
@@ -83,7 +84,7 @@ class LackingFiles(ShardFiles):
         if self.verify != "none":
             tokens = checked(tokens, Crc32Rows(_KnownRows(crc32)), path, "record", "batch")
         found = FilledValues(tokens, there, self._fill, unit, entry.token_count)
-        tokens.share(self.residency)
+        found.pages.share(self.residency)
         return found
 
 
@@ -95,6 +96,30 @@ class _KnownRows:
 
     def __call__(self, *_: object) -> npt.NDArray[np.uint32]:
         return self._rows
+
+
+class FilledPages(PagesWrapper):
+    """The pages of values of which some records are missing: to read these is not to wait.
+
+    Parameters
+    ----------
+    pages
+        The pages of the values.
+    there
+        Which records are there.
+    unit
+        The number of values of a record.
+    """
+
+    __slots__ = ("_there", "_unit")
+
+    def __init__(self, pages: Pages, there: npt.NDArray[np.bool_], unit: int) -> None:
+        super().__init__(pages)
+        self._there = there
+        self._unit = unit
+
+    def ready(self, start: int) -> bool:
+        return not self._there[start // self._unit] or self.pages.ready(start)
 
 
 class FilledValues(UnitTokens):
@@ -140,16 +165,9 @@ class FilledValues(UnitTokens):
         if self._tokens is not None and there:
             self._tokens.read(there)
 
-    def ready(self, start: int) -> bool:
-        return self._tokens is None or not self._there[start // self.unit] or self._tokens.ready(start)
-
-    def will_need(self, start: int, stop: int) -> None:
-        if self._tokens is not None:
-            self._tokens.will_need(start, stop)
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        if self._tokens is not None:
-            self._tokens.will_gather(starts, counts)
+    @property
+    def pages(self) -> Pages:  # type: ignore[override]
+        return FilledPages(NO_PAGES if self._tokens is None else self._tokens.pages, self._there, self.unit)
 
     def close(self) -> None:
         if self._tokens is not None:

@@ -292,7 +292,7 @@ class ShardFiles:
             if found is None:
                 found = self._open_by_file(path, entry, number, unit, known, look)
         self.identities.note(number, found.identity)
-        found.share(self.residency)
+        found.pages.share(self.residency)
         return found
 
     def begin_look(self, number: int) -> AbstractContextManager[Look | None]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import BatchIndexError, ZbError
+from zb_hdf5.errors import BatchIndexError
 from zb_hdf5.files.checked import Checked, take_units
 from zb_hdf5.files.paths import files_at_hand
-from zb_hdf5.files.tokens import StoredIds, TokenRun, Tokens, Wait, expect, gather_from, read_together
+from zb_hdf5.files.tokens import StoredIds, TokenRun, Tokens, Wait, gather_from, read_together
 from zb_hdf5.spec import TokenArray
 from zb_hdf5.store.shard_files import ShardFiles
+from zb_hdf5.store.shard_pages import ShardPages
 
 #: The part of a read that is in one file.
 _Part = TypeVar("_Part")
@@ -33,7 +33,7 @@ class Sharded(Tokens):
         The files, which close with these tokens.
     """
 
-    __slots__ = ("dtype", "files", "name", "residency", "unit", "wait")
+    __slots__ = ("dtype", "files", "name", "pages", "unit", "wait")
     files: ShardFiles
     identity = ()
 
@@ -44,7 +44,7 @@ class Sharded(Tokens):
         self.unit = meta.batch_tokens
         self.name = files.name
         self.wait = files.wait
-        self.residency = files.residency
+        self.pages = ShardPages(files)
 
     @property
     def num_tokens(self) -> int:  # type: ignore[override]
@@ -99,8 +99,7 @@ class Sharded(Tokens):
             yield parts[start : start + most]
 
     def gather(self, starts: npt.NDArray[np.int64], out: TokenArray) -> None:
-        if self.wait is Wait.LOCAL and not self.residency.in_memory:
-            expect(self, starts.tolist(), [out.shape[1]] * len(starts))
+        self.pages.expect_rows(starts, out.shape[1])
         files = self.files
         if len(files.firsts) == 1:
             files.open(0, int(starts[0]) if len(starts) else 0).gather(starts, out)
@@ -108,7 +107,7 @@ class Sharded(Tokens):
         is_compared = files.compares_all and out.shape[1] == self.unit and self._are_units(starts)
         flat = files.side_by_side() if is_compared else self.flat()
         if flat is not None:
-            self.residency.watch_some(self._take_units if is_compared else gather_from, flat, starts, out)
+            files.residency.watch_some(self._take_units if is_compared else gather_from, flat, starts, out)
             return
         order = starts.argsort()  # the rows of one file then follow each other
         ascending = starts[order]
@@ -184,40 +183,6 @@ class Sharded(Tokens):
             return None
         file = files.known.get(number) or files.open(number, start)
         return file.view(start - starts[number], count, private)
-
-    def ready(self, start: int) -> bool:
-        try:
-            file, within = self.files.locate(start)
-        except (ZbError, OSError):  # its read raises this, and waits for nothing
-            return True
-        return file.ready(within)
-
-    def will_gather(self, starts: Sequence[int], counts: Sequence[int]) -> None:
-        edges = self.files.starts
-        parts: dict[int, tuple[list[int], list[int]]] = {}
-        for start, count in zip(starts, counts, strict=True):
-            while count > 0:
-                number = bisect_right(edges, start, hi=len(edges) - 1) - 1
-                within = start - edges[number]
-                take = min(count, edges[number + 1] - start)
-                if take < 1:
-                    break
-                mine = parts.setdefault(number, ([], []))
-                mine[0].append(within)
-                mine[1].append(take)
-                start += take
-                count -= take
-        with suppress(ZbError, OSError):  # raised by the read
-            for number, mine in parts.items():
-                self.files.open(number, edges[number] + mine[0][0]).will_gather(*mine)
-
-    def will_need(self, start: int, stop: int) -> None:
-        with suppress(ZbError, OSError):  # raised by the read
-            while start < stop:
-                file, within = self.files.locate(start)
-                take = min(stop - start, file.num_tokens - within)
-                file.will_need(within, within + take)
-                start += take
 
     def close(self) -> None:
         self.files.close()

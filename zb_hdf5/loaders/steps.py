@@ -293,11 +293,9 @@ class StepReader:
     def _read_waiting(self, plan: StepPlan, requests: Iterator[Any], is_whole: bool) -> Iterator[Any]:
         """Read steps that are not in the page cache."""
         depth, threads = self.depth(plan)
-        if self._prefetch != "auto":
-            return read_to(self._device, self._read_by_position, requests, depth, threads)
-        if not depth:
+        if self._prefetch == "auto" and not depth:
             return self._read_hinted(plan, requests, is_whole)
-        if is_whole and self._far is not None:
+        if self._prefetch == "auto" and is_whole and self._far is not None:
             return self._read_far(self._far.read_all(requests, depth))
         return read_to(self._device, self._read_by_position, requests, depth, threads)
 

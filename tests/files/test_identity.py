@@ -182,7 +182,7 @@ def test_many_identities_are_pickled_in_few_bytes(count):
         device = mounts[number % 3 if number < 9 else 0]
         expected[number] = FileIdentity(number * 1000, (-1) ** number * 10**18 - number, 2**64 - 1 - number, device)
         known.note(number, expected[number])
-        known.note_documents(number, FileIdentity(GROWING, GROWING, number, mounts[2]))
+        known.note_all({}, {number: FileIdentity(GROWING, GROWING, number, mounts[2]), number + 1: None})
     known.note(7 * count, (17, '"etag"'))  # of an object
     known.note(7 * count + 1, None)
     copy = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(known))))

@@ -22,6 +22,7 @@ from zb_hdf5.files.listing import (
     kept_listings,
     left_out_in_words,
     listed,
+    none_listed,
     own_files,
 )
 from zb_hdf5.spec import INDEX_NAME
@@ -222,6 +223,25 @@ def test_all_that_look_at_a_folder_in_one_block_see_the_same_files(tmp_path):
             assert read(tmp_path, ".h5") == []
         assert listed(tmp_path, ".npy") == first
     assert read(tmp_path, ".npy") == ["a.npy", "b.npy"]
+
+
+def test_files_that_a_listed_folder_lacks_are_not_looked_for(tmp_path):
+    made(tmp_path / "ids", "a.ds", "a.ds.index", "b/c.ds", ".d.ds")
+    made(tmp_path / "ids-else", "a.ds.loss")
+    names = ("ids/a.ds.loss", "ids/b/c.ds.loss", "ids/.d.ds.loss", "ids/a.ds.index", "ids-else/a.ds.loss")
+
+    def told():
+        return [name for name in names if none_listed(f"{tmp_path}/{name}", Path(name).suffix)]
+
+    with kept_listings():
+        assert told() == []
+        listed(tmp_path / "ids", ".ds")
+        assert told() == ["ids/a.ds.loss", "ids/b/c.ds.loss"]
+        made(tmp_path / "ids", "a.ds.loss")
+        assert told() == ["ids/a.ds.loss", "ids/b/c.ds.loss"]
+    with kept_listings():
+        listed(tmp_path / "ids", ".ds")
+        assert told() == []
 
 
 def test_the_folders_in_a_folder_and_its_own_files_are_those_of_its_listing(tmp_path):

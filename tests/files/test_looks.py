@@ -33,6 +33,15 @@ def test_a_file_that_is_shorter_than_its_beginning_is_read_to_its_end(tmp_path):
     path.write_bytes(b"abc")
     with Look(path) as look:
         assert (look.start, look.read(10, 1), look.read(10, 5000)) == (b"abc", b"bc", b"")
+        assert (look.last(2), look.last(9)) == (b"bc", b"abc")
+
+
+def test_the_end_of_a_file_is_read_by_the_open_that_tells_its_size(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(range(256)) * 40)
+    monkeypatch.setattr(os, "stat", lambda *_: pytest.fail("looked at twice"))
+    with Look(str(path)) as look:
+        assert (look.last(3), look.num_bytes) == (b"\xfd\xfe\xff", 10_240)
 
 
 def test_looks_at_many_files_hold_few_of_them_open(tmp_path):
@@ -126,6 +135,8 @@ def test_a_look_whose_descriptor_was_taken_leaves_room_for_others(tmp_path, monk
     last = Look(tmp_path / "b")
     assert last.start == b"abcd"
     assert last.kept_open() is None  # the one that may be kept is open
+    monkeypatch.setattr("zb_hdf5.files.look.MAX_KEPT", 2)
+    assert last.kept_open() is last  # a limit that was raised is seen at once
     last.close()
 
 

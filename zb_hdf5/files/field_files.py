@@ -108,10 +108,12 @@ def require_one_dtype(
     named
         The paths, as the user has named them.
     """
-    known = [(path, dtype.newbyteorder("=")) for path, dtype in files]
-    counts = Counter(dtype for _, dtype in known)
-    if len(counts) < 2:
+    known = [*files]
+    native = {dtype: dtype.newbyteorder("=") for dtype in {dtype for _, dtype in known}}  # of thousands of files
+    if len({*native.values()}) < 2:
         return
+    known = [(path, native[dtype]) for path, dtype in known]
+    counts = Counter(dtype for _, dtype in known)
     usual = max(counts, key=lambda dtype: (dtype.itemsize > 1, counts[dtype]))
     of_ids = next(path for path, dtype in known if dtype == usual)
     told = {os.fspath(path) for path in named}

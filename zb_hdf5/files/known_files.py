@@ -107,9 +107,10 @@ class KnownFiles:
         if identity is not None:
             self._known[number] = identity
 
-    def note_documents(self, number: int, identity: Identity | None) -> None:
-        """Take the identity of the file of its documents; None: there is none."""
-        self.note(-1 - number, identity)
+    def note_all(self, files: Mapping[int, Identity | None], documents: Mapping[int, Identity | None]) -> None:
+        """Take the identities of many files, and of the files of their documents; None: there is none."""
+        self._known |= {number: each for number, each in files.items() if each is not None}
+        self._known |= {-1 - number: each for number, each in documents.items() if each is not None}
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = {key: each for packed in self._packed for key, each in packed.items()} | self._known

@@ -179,6 +179,17 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     return tree.listings[suffixes]
 
 
+def none_listed(path: str, ending: str) -> bool:
+    """Return whether a path is in a folder that this block of `kept_listings` has listed, without files of an ending.
+
+    A format that looks for a file beside each of thousands then asks no file system for what is not there.
+    """
+    if "/." in path:  # a hidden file is not listed
+        return False
+    trees = (_KEPT.get() or {}).items()
+    return any(path.startswith(f"{folder}/") and _last_part(ending) not in tree.last_parts for folder, tree in trees)
+
+
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in another one that have files in or below them, in their order. Raises as `listed`."""
     tree = _tree_of(folder)
@@ -273,7 +284,8 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
-        self._found.last_parts.update(map(_last_part, self._found.names))
+        endings = {name.rpartition(".")[2] for name in self._found.names}  # a few, of 100,000 names
+        self._found.last_parts.update(map(str.lower, endings))
         return self._found
 
     def _enter(self, name: str) -> None:
@@ -285,7 +297,7 @@ class _Walk:
         self._entered.add((status.st_dev, status.st_ino))
         with _listing_errors(folder), open_with_room(lambda: os.scandir(folder)) as found:
             entries = list(found)
-        is_store = any(entry.name == INDEX_NAME for entry in entries)
+        is_store = INDEX_NAME in [entry.name for entry in entries]
         if is_store and name:
             self._found.stores.append(f"{name}/{INDEX_NAME}")
             return

@@ -27,8 +27,24 @@ from zb_hdf5.files.paths import RemotePath, cut_short, files_at_hand, read_into,
 HEAD_BYTES: Final = 4096
 #: Looks that stay open for others in a process, at most: a folder may have 100,000 files.
 MAX_KEPT: Final = 1024
-#: The descriptors of the looks that are kept open for others.
-_KEPT: Final[set[int]] = set()
+#: So many of them are kept before the limit of the process is asked for again: that takes as long as a read.
+KEPT_AT_ONCE: Final = 32
+
+
+class _KeptOpen(set[int]):
+    """The descriptors of the looks that are kept open for others."""
+
+    _room = 0
+
+    def has_room(self) -> bool:
+        """Return whether one more may stay open."""
+        count = len(self)
+        if count >= self._room or count % KEPT_AT_ONCE == 0:
+            self._room = files_at_hand(MAX_KEPT)
+        return count < self._room
+
+
+_KEPT: Final = _KeptOpen()
 
 
 class Look:
@@ -55,14 +71,16 @@ class Look:
         The open handles that a library has of this file and those beside it, by their paths; None: none is kept.
     """
 
+    # a folder has thousands of looks: most of them have these values, and set none of them
+    is_far: bool = False
+    handles: dict[str, Any] | None = None
     _fd: int | None = None
 
     def __init__(self, path: str | Path, fd: int | None = None) -> None:
+        self.text = os.fspath(path)
         if isinstance(path, Path):
             self.path = path
-        self.text = os.fspath(path)
-        self.is_far = isinstance(path, RemotePath)
-        self.handles: dict[str, Any] | None = None
+            self.is_far = isinstance(path, RemotePath)
         if fd is not None:
             self._fd = fd
         self._others: dict[str, Look] = {}
@@ -77,20 +95,20 @@ class Look:
         key = os.fspath(path)
         if key == self.text:
             return self
-        if key not in self._others:
-            self._others[key] = Look(path if isinstance(path, Path) else key)
-        found = self._others[key]
-        found.handles = self.handles
+        found = self._others.get(key)
+        if found is None:
+            found = self._others[key] = Look(path if isinstance(path, Path) else key)
+        if found.handles is not self.handles:
+            found.handles = self.handles
         return found
 
     def each(self, paths: Iterable[Path]) -> Iterator[Look]:
         """Yield the look at each of many files: one that is not known yet is closed before the next one."""
         for path in paths:
-            key = os.fspath(path)
-            if key in self._others or key == self.text:
+            one = Look(path)
+            if one.text in self._others or one.text == self.text:
                 yield self.of(path)
             else:
-                one = Look(path)
                 try:
                     yield one
                 finally:
@@ -128,6 +146,12 @@ class Look:
             found += more
         return found
 
+    def last(self, num_bytes: int) -> bytes:
+        """Return the last bytes of a file of this machine, fewer of a shorter one: the open tells its size, too."""
+        self._opened()
+        start = max(0, self.num_bytes - num_bytes)
+        return self.read(self.num_bytes - start, start)
+
     def whole(self) -> bytes:
         """Return all bytes of a file of this machine. Raises as `require_bounded`."""
         self._opened()
@@ -138,10 +162,11 @@ class Look:
         """Fill a buffer, up to the end of the file, as `read_anew`; return its bytes."""
         return read_into(self._opened(), memoryview(buffer), offset)
 
-    @cached_per_process
+    @property
     def num_bytes(self) -> int:
         """The size of the file."""
-        return int(self.identity[0])
+        found: int = self.identity[0]
+        return found
 
     @cached_per_process
     def identity(self) -> Identity:
@@ -157,7 +182,6 @@ class Look:
         if self._fd is None:
             self._fd, status = regular_with_status(self.text)
             self.identity = FileIdentity.of(status)
-            self.num_bytes = status.st_size
         return self._fd
 
     @contextmanager
@@ -215,7 +239,7 @@ class Look:
 
         It is closed with the last reference to it. None: it is not open, or the process may have no more files.
         """
-        if self._fd is None or len(_KEPT) >= files_at_hand(MAX_KEPT):
+        if self._fd is None or not _KEPT.has_room():
             return None
         _KEPT.add(self._fd)
         return self

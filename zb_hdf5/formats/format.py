@@ -138,8 +138,9 @@ class Found:
     @property
     def left_out(self) -> tuple[Path, ...]:
         """The files in and below the path that are named as tokens or text are, and that no split of it has."""
-        # in a third of the time of pathlib
-        endings = {f".{os.fspath(file).rpartition('.')[2].lower()}" for file in self.files}
+        # in a third of the time of pathlib; a folder of thousands of files has one ending, or a few
+        parts = {os.fspath(file).rpartition(".")[2] for file in self.files}
+        endings = {f".{part.lower()}" for part in parts}
         return listed(self.path, *sorted(endings)).left_out if endings else ()
 
     @property

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tokenize
+from functools import cache
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -56,11 +57,16 @@ def npy_header(look: Look) -> Header:
     """Return (shape, Fortran order, dtype, byte offset of the data) of a `.npy` file that is as long as its array."""
     plain = PLAIN_HEADER.match(look.read(PLAIN_HEADER_BYTES, 0))
     if plain is not None and plain.end() == FIRST_BYTES + int.from_bytes(plain["length"], "little"):
-        shape = tuple(int(each) for each in plain["shape"].split(b",") if each)
-        dtype = np.dtype(plain["dtype"].decode())
+        shape = tuple(map(int, filter(None, plain["shape"].split(b","))))
+        dtype = _dtype_named(plain["dtype"])
         if plain.end() + math.prod(shape) * dtype.itemsize == look.num_bytes:
             return shape, plain["fortran"] == b"True", dtype, plain.end()
     return _parse_header(look)
+
+
+@cache
+def _dtype_named(name: bytes) -> np.dtype[Any]:
+    return np.dtype(name.decode())  # one for all files, of which a folder has thousands
 
 
 def _parse_header(look: Look) -> Header:

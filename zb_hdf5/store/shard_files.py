@@ -123,15 +123,16 @@ class ShardFiles:
         self.read_as = read_as
         self._same_files = same_files
         self.identities = KnownFiles() if identities is None else identities
-        for number, each in (found or {}).items():
-            self.identities.note(number, each.identity)
-            if isinstance(each, FlatFacts):
-                self.identities.note_documents(number, each.documents_identity)
+        known = found or {}
+        self.identities.note_all(
+            {number: each.identity for number, each in known.items()},
+            {number: each.documents_identity for number, each in known.items() if isinstance(each, FlatFacts)},
+        )
         self._name = name
         self.wait = self._wait()
         self._access = self._known_access()
         self.number(index.table.values["token_count"].tolist())
-        self._begin(found or {})
+        self._begin(known)
 
     @property
     def name(self) -> str:

@@ -21,6 +21,7 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.identity import require_unreplaced
+from zb_hdf5.files.listing import none_listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_few_empty, require_mask
@@ -52,24 +53,25 @@ class Datatrove(FlatFormat):
 
     def facts(self, look: Look) -> FlatFacts:
         path = look.path
-        index = f"{path}{INDEX_SUFFIX}"
-        name = os.path.basename(index)
+        index = f"{look.text}{INDEX_SUFFIX}"
         ends = look.of(index)
         try:
-            num_bytes = ends.num_bytes
+            last = ends.last(END_BYTES)
         except FileNotFoundError as error:
+            name = os.path.basename(index)
             raise IncompleteError(f"{path}: expected the ends of documents in {name}, found no file") from error
-        last = ends.read(END_BYTES, num_bytes - END_BYTES) if num_bytes >= END_BYTES else b""
-        num_documents, rest = divmod(num_bytes, END_BYTES)
+        num_documents, rest = divmod(ends.num_bytes, END_BYTES)
         if rest:
-            raise IncompleteError(f"{index}: expected {END_BYTES} bytes for each document, found {num_bytes:,} bytes")
+            raise IncompleteError(
+                f"{index}: expected {END_BYTES} bytes for each document, found {ends.num_bytes:,} bytes"
+            )
         num_tokens = int.from_bytes(last, "little")
         require_few_empty(index, num_documents, "documents", num_tokens)
         size = look.num_bytes
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
                 _require_metadata(look, num_tokens, itemsize)
-                fields = _fields_of(path, num_tokens)
+                fields = _fields_of(look.text, num_tokens)
                 return FlatFacts(
                     path,
                     num_tokens,
@@ -81,8 +83,8 @@ class Datatrove(FlatFormat):
                     documents=ends.kept_open(),
                 )
         raise IncompleteError(
-            f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {name} has it, found {size:,} bytes: it was "
-            "cut short, or belongs to another index"
+            f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {os.path.basename(index)} has it, found "
+            f"{size:,} bytes: it was cut short, or belongs to another index"
         )
 
     def file_of_field(self, path: Path, name: str) -> Path:
@@ -108,8 +110,7 @@ def _require_metadata(look: Look, num_tokens: int, itemsize: int) -> None:
     An index that was cut at half of its end fits ids of twice as many bytes. Files without metadata are read by their
     sizes alone.
     """
-    path = look.path
-    metadata = f"{path}{METADATA_SUFFIX}"
+    metadata = f"{look.text}{METADATA_SUFFIX}"
     try:
         found = METADATA.match(look.of(metadata).read(METADATA_BYTES, 0))
     except FileNotFoundError:
@@ -119,14 +120,16 @@ def _require_metadata(look: Look, num_tokens: int, itemsize: int) -> None:
     bytes_of_id, count = int(found[1]), int(found[2])
     if (bytes_of_id, count) != (itemsize, num_tokens):
         raise FormatError(
-            f"{path}: expected {count:,} ids of {bytes_of_id} bytes, as {os.path.basename(metadata)} has it, found "
-            f"{num_tokens:,} of {itemsize} by its index: one of them was cut short, or belongs to another file"
+            f"{look.path}: expected {count:,} ids of {bytes_of_id} bytes, as {os.path.basename(metadata)} has it, "
+            f"found {num_tokens:,} of {itemsize} by its index: one of them was cut short, or belongs to another file"
         )
 
 
-def _fields_of(path: Path, num_tokens: int) -> tuple[Field, ...]:
+def _fields_of(path: str, num_tokens: int) -> tuple[Field, ...]:
     """Return the loss mask of a file, if it has one."""
     loss = f"{path}{LOSS_SUFFIX}"
+    if none_listed(loss, LOSS_SUFFIX):
+        return ()
     try:
         require_mask(loss, num_tokens)
     except FileNotFoundError:

@@ -75,7 +75,8 @@ class MappedWindows:
             return map(self._read, numbers)
         views = batches.windows.batches_in(stored.ids, batches.num_batches)
         if stored.limit is None:
-            return (from_numpy()(views[number].astype(self._dtype)) for number in numbers)
+            as_tensor, dtype = from_numpy(), self._dtype  # once for all of them
+            return (as_tensor(views[number].astype(dtype)) for number in numbers)
         return self._from_one(views, self._as_copied(views), stored.limit, numbers)
 
     def _is_view(self, stored: StoredIds) -> bool:
@@ -90,13 +91,14 @@ class MappedWindows:
         self, views: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
     ) -> Iterator[torch.Tensor]:
         """Yield batches from one mapping of all tokens; each id is compared once."""
+        as_tensor, dtype = from_numpy(), self._dtype
         for number in numbers:
             if number not in self._compared:
                 if views[number].max() > limit:
                     yield self._read(number)  # raises the error
                     continue
                 self._compared.add(number)
-            yield from_numpy()(copied[number].astype(self._dtype))
+            yield as_tensor(copied[number].astype(dtype))
 
     def _from_files(self, numbers: list[int]) -> Iterator[torch.Tensor]:
         """Yield batches from the mappings of their files; one that two files share is read."""

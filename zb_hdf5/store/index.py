@@ -385,16 +385,12 @@ def require_files(folder: Path, index: ShardIndex) -> None:
     paths = index.table.values["path"]
     if not index.complete:
         paths = paths[:-1]  # the last one may be a `.partial`
-    listed: dict[str, set[str]] = {}
-    missing = []
-    for path in paths:
-        parent, _, name = path.rpartition("/")
-        if parent not in listed:
-            listed[parent] = set()
-            with suppress(FileNotFoundError, NotADirectoryError):
-                listed[parent] = set(os.listdir(folder / parent))
-        if name not in listed[parent]:
-            missing.append(path)
+    there: set[str] = set()
+    for parent in {path.rpartition("/")[0] for path in paths}:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(folder / parent)
+            there.update([f"{parent}/{name}" for name in names] if parent else names)
+    missing = [path for path in paths if path not in there]
     if missing:
         raise FormatError(
             f"{folder / INDEX_NAME}: names {missing[0]}, which is not there ({len(missing):,} of {len(index.shards):,} "

@@ -57,7 +57,8 @@ class FileIdentity(NamedTuple):
         device = _device(status.st_dev)
         if growing:
             return cls(GROWING, GROWING, status.st_ino, device)
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino, device)
+        facts = status.st_size, status.st_mtime_ns, status.st_ino, device
+        return tuple.__new__(cls, facts)  # as `cls` does in twice the time: a folder has thousands of files
 
     @property
     def is_growing(self) -> bool:

@@ -265,7 +265,7 @@ def _require_in_order(found: FlatFacts) -> None:
 def _index_at(look: Look, ids: Path) -> _Index:
     """Return the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.facts`."""
     try:
-        head = look.read(HEADER.size, 0)
+        head = look.start[: HEADER.size]
     except FileNotFoundError as error:
         raise FormatError(
             f"{ids}: expected an .idx file next to the .bin file, found none; "

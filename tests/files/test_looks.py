@@ -111,11 +111,17 @@ def test_a_look_that_is_kept_stays_open_until_its_last_owner_is_gone(tmp_path):
         assert folder.of(path).kept_open() is None  # it is not open yet
         assert folder.of(path).start[:4] == b"abcd"
         kept = folder.of(path).kept_open()
+        other = tmp_path / "b.bin"
+        other.write_bytes(b"abcd" * 2000)
+        assert folder.of(other).kept_unread() is None
+        assert folder.of(other).start[:4] == b"abcd"
+        unread = folder.of(other).kept_unread()
     path.unlink()  # it is not opened again
+    other.unlink()
     assert kept.is_open
-    assert kept.read(4, 6000) == b"abcd"
+    assert kept.read(4, 6000) == unread.read(4, 0) == b"abcd"
     assert not pickle.loads(pickle.dumps(kept)).is_open
-    del kept, folder
+    del kept, unread, folder
     assert open_descriptors() == before
 
 

@@ -244,6 +244,13 @@ class Look:
         _KEPT.add(self._fd)
         return self
 
+    def kept_unread(self) -> Look | None:
+        """Return this look as `kept_open` does, without the bytes that were read: a folder has thousands of them."""
+        kept = self.kept_open()
+        if kept is not None:
+            self.__dict__.pop("start", None)
+        return kept
+
     def again(self) -> Look | None:
         """Return another look by a copy of the descriptor; None: the file is not open. Not beside a `release`."""
         return None if self._fd is None else Look(self.path, os.dup(self._fd))

@@ -80,7 +80,7 @@ class Datatrove(FlatFormat):
                     fields=fields,
                     identity=look.identity,
                     documents_identity=ends.identity,
-                    documents=ends.kept_open(),
+                    documents=ends.kept_unread(),
                 )
         raise IncompleteError(
             f"{path}: expected {num_tokens:,} ids of 2 or 4 bytes, as {os.path.basename(index)} has it, found "

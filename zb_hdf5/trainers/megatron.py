@@ -206,7 +206,7 @@ class Megatron(FlatFormat):
             num_documents=index.num_edges - 1,
             identity=look.identity,
             documents_identity=index.look.identity,
-            documents=index.look.kept_open(),
+            documents=index.look.kept_unread(),
         )
 
     def sidecars(self, path: Path) -> list[Path]:

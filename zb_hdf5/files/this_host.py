@@ -13,7 +13,7 @@ from pathlib import Path
 def boot() -> str:
     """Return the identity of the boot of this host; "": it is not Linux."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -284,7 +284,8 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
-        endings = {name.rpartition(".")[2] for name in self._found.names}  # a few, of 100,000 names
+        every = (*self._found.names, *self._found.special)
+        endings = {name.rpartition(".")[2] for name in every}  # a few, of 100,000 names
         self._found.last_parts.update(map(str.lower, endings))
         return self._found
 

@@ -184,9 +184,15 @@ class SourcePaths:
         return name, [facts for each in at_paths for facts in each.facts]
 
     def lack_documents(self, paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
-        """Return whether the files at some paths have no header, and all of them lack the file of their documents."""
+        """Return whether the files at some paths have no header, and all lack the file of their documents, and fields.
+
+        A mask that is left beside them would be lost with the documents.
+        """
         read_as = _read_as(conversion)
-        return read_as.lacks_header and all(each.num_documents is None for each in self.flat(paths, name, read_as)[1])
+        if not read_as.lacks_header:
+            return False
+        _, files = self.flat(paths, name, read_as)
+        return all(each.num_documents is None and not each.fields for each in files)
 
     def datasets(self, paths: Sequence[Path], read_as: ReadAs) -> list[Column]:
         """Return the dataset of each HDF5 file of another program: all have the name of the first one.

@@ -284,7 +284,8 @@ class OutputOptions:
         ("auto", "keep", "uint32", "uint16", "uint8"),
         "Stored dtype.",
         by(
-            *(Role.ARRAYS, Role.IDS),
+            Role.ARRAYS,
+            Role.IDS,
             default="auto",
             words="auto: the smallest that the source or --vocab-size proves",
             choices=NEW_DTYPES,

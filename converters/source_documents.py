@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.foreign_datasets import require_all_fields
 from zb_hdf5.converters.option import Role
@@ -31,10 +32,14 @@ def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource |
         return open_packed(paths, settings)
     require_named_once(paths, "documents")
     options = settings.input
-    if options.boundary_token_id is not None and flat_format(settings.source_format) is not None:
-        name, files = settings.looks.flat(paths, settings.source_format, options.read_as)
-        if any(file.num_documents is None for file in files):
-            return _cut(files, name, settings)
+    if options.boundary_token_id is not None:
+        name = settings.source_format
+        if name == STREAM:  # any format that is read in place: a look tells which
+            name = settings.looks.at(paths[0], read_as=options.read_as).backend
+        if flat_format(name) is not None:
+            name, files = settings.looks.flat(paths, name, options.read_as)
+            if any(file.num_documents is None for file in files):
+                return _cut(files, name, settings)
     return _kept(paths, settings)
 
 

@@ -242,9 +242,9 @@ class _FormatSources(NamedTuple):
     Attributes
     ----------
     to_batches
-        Where batches are made of them.
+        The source of batches.
     as_documents
-        Where documents are kept, held out, cut, or taken from several streams; None: as where batches are made of them.
+        The source where documents are kept, held out, cut, or taken from several streams; None: that of batches.
     """
 
     to_batches: Source
@@ -378,7 +378,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
         does = "do" if len(unknown) > 1 else "does"
         facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
         raise _unused(facts, kind, conversion, unknown)
-    _require_of_format(path, kind, conversion, takings)
+    _require_taken(path, kind, conversion, takings)
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(
@@ -391,7 +391,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
             )
 
 
-def _require_of_format(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
+def _require_taken(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
     """Raise `ArgumentError` for values that this source does not take, and if it lacks one that it needs."""
     for name, taking in takings.items():
         value = getattr(conversion, name)

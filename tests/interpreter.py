@@ -187,7 +187,7 @@ class Interpreter:
         return subprocess.CompletedProcess([program, *arguments], process.returncode, *found)
 
 
-#: What a program that trains imports: torch, and what its optimizers and checkpoints import when they are first used.
+#: The imports of a program that trains: torch, and what its optimizers and checkpoints import when they are first used.
 TRAINING = ("torch._dynamo", "torch.distributed.checkpoint", "zb_hdf5.loaders.loader")
 _shared = []
 

@@ -12,7 +12,9 @@ def module_files():
         for path in folder.rglob("*.py"):
             parts = path.relative_to(folder).with_suffix("").parts
             if "converters" not in path.relative_to(folder).parts and parts != ("__init__",):
-                found[".".join([package, *parts]).removesuffix(".__init__")] = path
+                module = ".".join([package, *parts]).removesuffix(".__init__")
+                assert module not in found, f"{path}: is also {found[module]}, and one of them is never imported"
+                found[module] = path
     return found
 
 

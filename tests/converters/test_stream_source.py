@@ -169,6 +169,10 @@ def test_files_without_documents_are_cut_at_a_boundary_token(tmp_path):
     with open_corpus(tmp_path / "out") as stream:
         np.testing.assert_array_equal(stream.tokens[0:3000], ids)
         assert stream.document_count == np.count_nonzero(ids == 7) + (ids[-1] != 7)
+    convert(source, "stream", tmp_path / "named", source_format="stream", boundary_token_id=7, workers=1)
+    with open_corpus(tmp_path / "out") as expected, open_corpus(tmp_path / "named") as found:
+        assert found.same_as(expected)
+        assert found.document_count == expected.document_count
     convert(source, "hdf5", tmp_path / "rows", boundary_token_id=7, seq_len=16, batch_size=2, workers=1)
     np.save(tmp_path / "a.npy", ids.astype(np.uint16))
     convert(tmp_path / "a.npy", "hdf5", tmp_path / "same", boundary_token_id=7, seq_len=16, batch_size=2, workers=1)

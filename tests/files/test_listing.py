@@ -244,6 +244,18 @@ def test_files_that_a_listed_folder_lacks_are_not_looked_for(tmp_path):
         assert told() == []
 
 
+def test_a_folder_that_is_not_walked_is_not_believed_to_lack_a_file(tmp_path):
+    made(tmp_path, "a.ds", "old.partial/b.ds", "old.partial/b.ds.loss", "store/shards.json", "store/c.ds.loss")
+    paths = [f"{tmp_path}/{name}" for name in ("a.ds.loss", "old.partial/b.ds.loss", "store/c.ds.loss")]
+    with kept_listings():
+        listed(tmp_path, ".ds")
+        assert [none_listed(path, ".ds.loss") for path in paths] == [True, False, False]
+    (tmp_path / "a.ds.loss").mkdir()  # its open raises the error
+    with kept_listings():
+        listed(tmp_path, ".ds")
+        assert not none_listed(paths[0], ".ds.loss")
+
+
 def test_the_folders_in_a_folder_and_its_own_files_are_those_of_its_listing(tmp_path):
     made(tmp_path, "b.npy", "a", "s/shards.json", "x/y/0.npy", ".git/0.npy", "t.partial/0.npy", ".hidden")
     (tmp_path / "empty").mkdir()

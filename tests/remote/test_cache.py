@@ -641,6 +641,21 @@ def test_a_copy_whose_cache_cannot_be_opened_reads_the_store(whole, folder, shuf
     np.testing.assert_array_equal(found, steps_of(whole, shuffle=shuffle, seed=3))
 
 
+def test_a_copy_without_its_cache_asks_no_server_whether_a_batch_is_ready(web, tokens, write_store, folder):
+    write_store(web.folder / "store", tokens, (2, 5), ("hdf5", "batch"))
+    with open_reader(f"{web.url}/store", cache=folder) as reader:
+        pickled = pickle.dumps(reader)
+    shutil.rmtree(folder)
+    folder.write_bytes(b"")
+    with pytest.warns(UserWarning, match="the cache cannot be used"):
+        copy = pickle.loads(pickled)
+    with copy:
+        web.reset()
+        assert not copy.is_ready(0)
+        assert not web.requests
+        np.testing.assert_array_equal(np.stack(list(copy)), tokens)
+
+
 def test_a_disk_that_is_full_from_the_beginning_is_one_warning(whole, mount_disk):
     disk = mount_disk(64)
     (disk / "cache").mkdir()

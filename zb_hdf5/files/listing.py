@@ -63,6 +63,8 @@ class _Tree(NamedTuple):
         The listings that were asked for, by the endings.
     last_parts
         The part of each name behind its last dot, in lower case: most formats are ruled out by them.
+    folders
+        The folders whose files these are; "": the folder itself.
     """
 
     names: list[str]
@@ -71,6 +73,7 @@ class _Tree(NamedTuple):
     stores: list[str]
     listings: dict[tuple[str, ...], Listing]
     last_parts: set[str]
+    folders: set[str]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the regular files that have one of the endings, in any case.
@@ -128,7 +131,7 @@ class Listing:
 
 
 #: The tree of a folder that is not listed.
-_NOTHING: Final = _Tree([], {}, [], [], {}, set())
+_NOTHING: Final = _Tree([], {}, [], [], {}, set(), set())
 #: The trees of a block of `kept_listings`.
 _KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
 
@@ -186,8 +189,14 @@ def none_listed(path: str, ending: str) -> bool:
     """
     if "/." in path:  # a hidden file is not listed
         return False
+    folder = path.rpartition("/")[0] + "/"
     trees = (_KEPT.get() or {}).items()
-    return any(path.startswith(f"{folder}/") and _last_part(ending) not in tree.last_parts for folder, tree in trees)
+    return any(
+        folder.startswith(f"{root}/")
+        and folder[len(root) + 1 : -1] in tree.folders
+        and _last_part(ending) not in tree.last_parts
+        for root, tree in trees
+    )
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -269,7 +278,7 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._found = _Tree([], {}, [], [], {}, set())
+        self._found = _Tree([], {}, [], [], {}, set(), set())
         self._folders = [""]
         self._linked: list[str] = []
         self._entered: set[_Inode] = set()
@@ -284,7 +293,7 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
-        every = (*self._found.names, *self._found.special)
+        every = (*self._found.names, *self._found.special, *self._found.folders)
         endings = {name.rpartition(".")[2] for name in every}  # a few, of 100,000 names
         self._found.last_parts.update(map(str.lower, endings))
         return self._found
@@ -302,6 +311,7 @@ class _Walk:
         if is_store and name:
             self._found.stores.append(f"{name}/{INDEX_NAME}")
             return
+        self._found.folders.add(name)
         before = f"{name}/" if name else ""
         others: list[os.DirEntry[str]] = []
         with _listing_errors(folder):  # the system tells the kind of an entry with its name, mostly

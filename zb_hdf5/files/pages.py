@@ -57,8 +57,8 @@ class Pages:
         """Make these the pages of one file of many, which have a residency together."""
 
     def are_ready(self, starts: Sequence[int]) -> bool:
-        """Return whether the tokens at all of some positions are in memory. Later reads go by that."""
-        return self.residency.found(all(map(self.ready, starts)))
+        """Return whether the tokens at all of some positions are in memory. Later reads go by that, if any."""
+        return not len(starts) or self.residency.found(all(map(self.ready, starts)))
 
     def expect(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         """Look for the pages of tokens that are read next, if that is due, and announce them if they may miss."""
@@ -95,7 +95,7 @@ class ReadyPages(Pages):
 
 
 class PagesWrapper(Pages):
-    """Other pages, with some answers given in another way.
+    """Other pages, with some answers given in another way. It has the residency that they have when it is made.
 
     Parameters
     ----------

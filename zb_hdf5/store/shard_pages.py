@@ -28,6 +28,8 @@ class ShardPages(Pages):
         self._files = files
 
     def ready(self, start: int) -> bool:
+        if self._files.wait is Wait.FAR:  # no server is asked for it
+            return False
         try:
             file, within = self._files.locate(start)
         except (ZbError, OSError):  # its read raises this, and waits for nothing

@@ -1,15 +1,17 @@
 """The loader: which rank sees which batch when, and that a stop is never noticed."""
 
 import contextlib
+import gc
 import itertools
 import json
 import pickle
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 import torch
-from contents import write_batches
+from contents import write_batches, write_stream
 from contract import SAME_EPOCH, is_refused
 from hypothesis import given
 from hypothesis import strategies as st
@@ -547,3 +549,26 @@ def test_a_loader_shows_where_it_stands(tmp_path):
             f"Loader({str(tmp_path / 't.h5')!r}, batch_size=4, seq_len=8, shuffle='global', seed=42, epoch=0, "
             "position=8, rank=0, world_size=2, num_records=20, last='drop', left_out=4)"
         )
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": "records"}, {"targets": True}, {"prefetch": 2}, {"batch_size": 3}])
+@pytest.mark.parametrize("kind", ["batches", "stream"])
+def test_a_loader_that_is_closed_is_freed_without_a_collection_of_garbage(kind, options, tmp_path):
+    """It has the index of all shards; closed ones would also be counted among those that have open files."""
+    tokens = tokens_of(N)
+    if kind == "batches":
+        write_batches(tmp_path / "a.h5", tokens)
+    else:
+        write_stream(tmp_path / "a.h5", tokens.reshape(-1))
+        options = {"batch_size": B, "seq_len": S, **options}
+    gc.collect()
+    gc.disable()
+    try:
+        with Loader(tmp_path / "a.h5", rank=0, world_size=1, **options) as loader:
+            for _ in loader:
+                pass
+        corpus = weakref.ref(loader.batches.corpus)
+        del loader, _
+        assert corpus() is None
+    finally:
+        gc.enable()

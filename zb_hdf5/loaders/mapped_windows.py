@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from zb_hdf5.packages import from_numpy
 if TYPE_CHECKING:
     import torch
 
+#: Reads a batch by its number.
+ReadBatch: TypeAlias = "Callable[[int], torch.Tensor]"
 #: Marks that are kept together.
 MARKS_OF_PAGE: Final = 1 << 15
 #: Files whose mapping a block of batches keeps at hand, at most. Each of them stays open for as long.
@@ -53,31 +55,34 @@ class MappedWindows:
         The windows of a stream.
     dtype
         The dtype of the tensors.
-    read
-        Reads a batch by its number: one that no mapping holds, or whose ids are none. It raises the error.
     """
 
-    def __init__(self, batches: Batches, dtype: np.dtype[Any], read: Callable[[int], torch.Tensor]) -> None:
+    def __init__(self, batches: Batches, dtype: np.dtype[Any]) -> None:
         self._batches = batches
         self._dtype = dtype
-        self._read = read
         self._compared = Marks()
         self._most_open = files_at_hand(MAX_FILES)
 
-    def read_all(self, block: npt.NDArray[np.int64]) -> Iterator[torch.Tensor]:
-        """Yield each of some batches, in order. They are in the page cache."""
+    def read_all(self, block: npt.NDArray[np.int64], read: ReadBatch) -> Iterator[torch.Tensor]:
+        """Yield each of some batches, in order. They are in the page cache.
+
+        Parameters
+        ----------
+        read
+            Reads a batch by its number: one that no mapping holds, or whose ids are none. It raises the error.
+        """
         numbers: list[int] = block.tolist()
         batches = self._batches
         stored = batches.tokens.stored_ids()
         if stored is None:
-            return self._from_files(numbers)
+            return self._from_files(numbers, read)
         if self._is_view(stored):
-            return map(self._read, numbers)
+            return map(read, numbers)
         views = batches.windows.batches_in(stored.ids, batches.num_batches)
         if stored.limit is None:
             as_tensor, dtype = from_numpy(), self._dtype  # once for all of them
             return (as_tensor(views[number].astype(dtype)) for number in numbers)
-        return self._from_one(views, self._as_copied(views), stored.limit, numbers)
+        return self._from_one(views, self._as_copied(views), stored.limit, numbers, read)
 
     def _is_view(self, stored: StoredIds) -> bool:
         """Return whether a batch is a view of the mapping, which is not a copy."""
@@ -88,19 +93,19 @@ class MappedWindows:
         return ids.view(self._dtype) if ids.itemsize == self._dtype.itemsize and ids.dtype.isnative else ids
 
     def _from_one(
-        self, views: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int]
+        self, views: npt.NDArray[Any], copied: npt.NDArray[Any], limit: int, numbers: list[int], read: ReadBatch
     ) -> Iterator[torch.Tensor]:
         """Yield batches from one mapping of all tokens; each id is compared once."""
         as_tensor, dtype = from_numpy(), self._dtype
         for number in numbers:
             if number not in self._compared:
                 if views[number].max() > limit:
-                    yield self._read(number)  # raises the error
+                    yield read(number)  # raises the error
                     continue
                 self._compared.add(number)
             yield as_tensor(copied[number].astype(dtype))
 
-    def _from_files(self, numbers: list[int]) -> Iterator[torch.Tensor]:
+    def _from_files(self, numbers: list[int], read: ReadBatch) -> Iterator[torch.Tensor]:
         """Yield batches from the mappings of their files; one that two files share is read."""
         batches = self._batches
         windows = batches.windows
@@ -119,7 +124,7 @@ class MappedWindows:
                     open_files[file] = self._stored_ids_of(file, start)
                 stored = open_files[file]
             batch = None if stored is None else self._batch_of(stored, number, within, num_tokens)
-            yield self._read(number) if batch is None else batch
+            yield read(number) if batch is None else batch
 
     def _stored_ids_of(self, file: int, start: int) -> StoredIds | None:
         """Open the file of a batch that begins with token `start` of all; None if it gives no views to widen."""

@@ -161,8 +161,8 @@ class StepReader:
         if self._whole is not None:
             self._read_batch = self._whole.read_by_position
         is_stream = batches.corpus.is_stream
-        self._windows = MappedWindows(batches, self._dtype, self._tokens) if is_stream else None
-        self._records = MappedRecords(batches, seq_len, self._dtype, self._tokens)
+        self._windows = MappedWindows(batches, self._dtype) if is_stream else None
+        self._records = MappedRecords(batches, seq_len, self._dtype)
         self._far: FarBatches | None = None
         if FarBatches.serves(batches) and device is None and self._values is None:
             read = self._read_batch if self._whole is None else self._whole.read
@@ -286,8 +286,15 @@ class StepReader:
 
     def _read_ready(self, block: npt.NDArray[np.int64]) -> Iterator[Any]:
         """Yield the steps of a block in the page cache."""
-        cut = self._records if block.ndim > 1 else self._whole or self._windows
-        tokens = map(self._tokens, block.tolist()) if cut is None else cut.read_all(block)
+        tokens: Iterator[torch.Tensor]
+        if block.ndim > 1:
+            tokens = self._records.read_all(block, self._tokens)
+        elif self._whole is not None:
+            tokens = self._whole.read_all(block)
+        elif self._windows is not None:
+            tokens = self._windows.read_all(block, self._tokens)
+        else:
+            tokens = map(self._tokens, block.tolist())
         if self._may_overflow:
             tokens = map(self._fitting, tokens)
         return tokens if self._values is None else self._values.steps_of(block, tokens)

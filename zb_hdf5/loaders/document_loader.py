@@ -277,6 +277,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
             self._spans = spans
             self._pad_token_id = pad_token_id
             self._dtype = numpy_dtype(dtype)
+            self._may_overflow = pad_token_id >= 0 and may_overflow(found, self._dtype)
             self.rank, self.world_size = resolve_rank(rank, world_size)
             self.documents = Documents(corpus.doc_offsets, self.max_tokens, self.too_long, self.path)
             asked = {name: self._opened(stored) for name, stored in wanted_fields(fields).items()}
@@ -441,7 +442,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         pieces = pieces_of_documents(starts, lengths, self._multiple, packed=packed)
         read = {name: gather(column, pieces, self._fills.get(name, 0)) for name, column in self._columns.items()}
         values = {"tokens": gather(self._tokens, pieces, self._pad_token_id, self._dtype)}
-        if self._pad_token_id >= 0 and may_overflow(self._tokens, self._dtype):
+        if self._may_overflow:
             require_no_overflow(self._tokens, values["tokens"])
         if self.targets:
             values["targets"] = views.targets(values["tokens"], pieces)

@@ -58,8 +58,6 @@ def numpy_dtype(dtype: torch.dtype | None) -> np.dtype[Any]:
 
 def may_overflow(batches: Batches, dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype of tokens may hold too few of the ids of a store, as far as its facts tell."""
-    if batches.dtype.itemsize < dtype.itemsize:  # the usual case, which is asked for at each step
-        return False
     largest = batches.meta.vocab_size - 1 if batches.meta.vocab_size else batches.corpus.max_token
     limit = np.iinfo(dtype).max
     return np.iinfo(batches.dtype).max > limit and (largest is None or largest > limit)

@@ -148,7 +148,11 @@ PROOFS = {"streams": 2, "batch": 1}
 
 
 def require_steps_as_planned(traced, values, num_proofs):
-    """In steps nothing is looked at, and all that is read are the batches, and the proofs of files that are opened."""
+    """In steps all that is read are the batches, and the proofs of files that are opened.
+
+    Nothing is looked at, but for the file system, once, by a rank that waits for a page: the kernel may take pages away
+    meanwhile.
+    """
     steps = [each.steps for each in traced]
     of_batches = values["steps"] * values["bytes_per_step"]
     proof_bytes, node_proof_bytes = (values.get(name, 0) for name in ("proof_bytes", "node_proof_bytes"))
@@ -158,7 +162,7 @@ def require_steps_as_planned(traced, values, num_proofs):
         == min(len(steps), RANKS_OF_NODE) * of_batches + node_proof_bytes
     )
     for each in steps:
-        assert each.looks == 0
+        assert each.looks <= 1
         assert each.reads == values["steps"] * values["reads_per_step"] + num_proofs * each.opens
 
 

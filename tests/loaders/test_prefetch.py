@@ -235,11 +235,24 @@ def test_auto_reads_ahead_in_threads_on_a_network_file_system(path, monkeypatch)
     with open_reader(path) as reader:
         loader = Loader(reader, rank=0, world_size=1)
         monkeypatch.setattr(reader, "are_cached", lambda records, length: False)
-        monkeypatch.setattr("zb_hdf5.loaders.ahead.network_file_system", lambda path: "lustre")
+        monkeypatch.setattr("zb_hdf5.loaders.steps.is_on_network", lambda path: True)
         iterator = iter(loader)
         next(iterator)
         assert prefetch_threads()
         iterator.close()
+
+
+def test_the_file_system_is_asked_for_once_by_a_loader_that_waits_in_each_epoch(path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("zb_hdf5.loaders.steps.is_on_network", asked.append)
+    with Loader(path, **ALONE) as loader:
+        assert len(list(loader)) == 60
+        assert asked == []
+        monkeypatch.setattr(StepReader, "_is_ready", lambda *_: False)
+        for epoch in (1, 2, 3):
+            loader.set_epoch(epoch)
+            assert len(list(loader)) == 60
+    assert asked == [path]
 
 
 def test_hints_come_before_their_reads():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.files.file_systems import is_on_network
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.windows import Windows
@@ -98,7 +100,8 @@ class MissingReader:
         self._tail_start = whole_windows(facts) * facts.record_tokens
         self._tail_tokens = facts.num_tokens - self._tail_start
         step_bytes = batch_size * batches.seq_len * batches.dtype.itemsize
-        self._depth = depth_of(prefetch, corpus.tokens, corpus.path, self._device, step_bytes, batch_size)
+        on_network = partial(is_on_network, corpus.path)
+        self._depth = depth_of(prefetch, corpus.tokens, on_network, self._device, step_bytes, batch_size)
 
     def _reader_of(self, batches: Batches) -> StepReader:
         options = self._options

@@ -50,6 +50,11 @@ def network_file_system(file: str | Path | int) -> str | None:
     return NETWORK_FILE_SYSTEMS.get(file_system(file))
 
 
+def is_on_network(file: str | Path | int) -> bool:
+    """Return whether a network file system holds a path or an open file."""
+    return network_file_system(file) is not None
+
+
 def in_memory(file: str | Path | int) -> bool:
     """Return whether a path or an open file is in a tmpfs or ramfs: no read waits there."""
     return file_system(file) in MEMORY_FILE_SYSTEMS

@@ -9,11 +9,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from zb_hdf5.errors import ArgumentError, UnavailableError
-from zb_hdf5.files.file_systems import network_file_system
 from zb_hdf5.files.memory_limit import memory_limit
 from zb_hdf5.files.objects import MAX_READS
 from zb_hdf5.files.threads import MAX_THREADS, read_ahead
@@ -59,7 +57,7 @@ def require_prefetch(prefetch: int | str, least: int = 0) -> None:
 def depth_of(
     prefetch: int | str,
     tokens: Tokens,
-    path: Path,
+    is_on_network: Callable[[], bool],
     device: torch.device | None,
     step_bytes: int,
     step_reads: int,
@@ -70,8 +68,10 @@ def depth_of(
     ----------
     prefetch
         The number of steps. "auto": as many as fill the line to a server, a few if a read may wait, else none.
-    tokens, path
-        The tokens that are read, and the store: they decide whether a read waits.
+    tokens
+        The tokens that are read.
+    is_on_network
+        Whether their files come over a network; called if nothing else tells that a read waits.
     device
         The device that the steps are copied to.
     step_bytes, step_reads
@@ -82,7 +82,7 @@ def depth_of(
         depth = int(prefetch)
     elif is_far:
         depth = max(1, min(IN_FLIGHT_BYTES // step_bytes, MAX_READS // step_reads))
-    elif device is not None or tokens.wait is not Wait.LOCAL or network_file_system(path) is not None:
+    elif device is not None or tokens.wait is not Wait.LOCAL or is_on_network():
         depth = AUTO_PREFETCH
     else:
         depth = 0

@@ -17,6 +17,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
 from zb_hdf5.errors import ArgumentError, counted, require_choice
 from zb_hdf5.field import LOSS_MASK
+from zb_hdf5.files.file_systems import is_on_network
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
@@ -416,7 +417,8 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         mean = max(1, self.corpus.num_tokens // self.documents.count)
         reads = self.batch_size or -(-(self.max_tokens or 1) // mean)
         step_bytes = reads * mean * store.dtype.itemsize
-        depth, threads = depth_of(self._prefetch, store.tokens, store.path, self._device, step_bytes, reads)
+        on_network = partial(is_on_network, store.path)
+        depth, threads = depth_of(self._prefetch, store.tokens, on_network, self._device, step_bytes, reads)
         steps = self._steps(self.plan, position)
         if self._prefetch == "auto" and not depth:
             columns = (store, *self._columns.values())

@@ -253,3 +253,4 @@ def test_tables_of_round_functions_change_no_order(n, monkeypatch):
         for some in range(0, len(positions), max(1, len(positions) // 50)):
             assert order.index(int(positions[some])) == found[some]
         monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_BITS", 0)
+        monkeypatch.setattr(zb_hdf5.loaders.order, "TABLE_WORDS", 0)

@@ -39,6 +39,8 @@ FIRST_VERSION: Final = 2
 WIDE_VERSION: Final = 3
 #: Halves of up to so many bits, and so up to 2**26 items, take their round functions from tables of 384 KiB at most.
 TABLE_BITS: Final = 13
+#: Networks over up to so many words are tables themselves: few items are fed in again up to 20 times.
+TABLE_WORDS: Final = 1 << 10
 #: Words that are permuted at once: their arrays stay in the cache of a core.
 WORDS_AT_ONCE: Final = 1 << 13
 #: The "epoch" of the record shuffle at write time: a value that no training epoch has.
@@ -208,39 +210,13 @@ class GlobalOrder(Permutation):
         return words.view(np.int64).reshape(values.shape)
 
     def _network(self, words: Words, inverse: bool) -> Words:
+        if 1 << 2 * self._half_bits <= TABLE_WORDS:
+            return _network_table(self._keys, self._half_bits, inverse).take(words.view(np.int64))
         found = np.empty_like(words)
         for start in range(0, words.size, WORDS_AT_ONCE):
             part = slice(start, start + WORDS_AT_ONCE)
-            found[part] = self._rounds(words[part], inverse)
+            found[part] = _rounds(words[part], self._keys, self._half_bits, inverse)
         return found
-
-    def _rounds(self, words: Words, inverse: bool) -> Words:
-        bits = self._half_bits
-        order = slice(None, None, -1 if inverse else 1)
-        shift = np.uint64(bits)
-        mask = np.uint64((1 << bits) - 1)
-        # a half of few values has its round function in a table: a fourth of the time
-        tables = _round_tables(self._keys, bits)[order] if bits <= TABLE_BITS else repeat(None)
-        left = words >> shift
-        right = words & mask
-        if inverse:
-            left, right = right, left
-        mixed = np.empty_like(words)  # one array for all temporaries of a kind
-        scratch = np.empty_like(words)
-        for key, table in zip(self._keys[order], tables, strict=False):
-            if table is not None:
-                table.take(right.view(np.int64), out=mixed, mode="clip")
-            else:
-                np.bitwise_xor(right, np.uint64(key), out=mixed)
-                mix(mixed, scratch)
-                mixed &= mask
-            left ^= mixed
-            left, right = right, left
-        if inverse:
-            left, right = right, left
-        left <<= shift
-        left |= right
-        return left
 
 
 def make_order(
@@ -284,6 +260,41 @@ def make_order(
 def write_order(n: int, seed: int) -> GlobalOrder:
     """Return the order in which `n` records are stored: output position -> source record."""
     return GlobalOrder(n, whole_seed(seed), WRITE_EPOCH, FIRST_VERSION)  # the bytes of a store never change
+
+
+def _rounds(words: Words, keys: tuple[int, ...], bits: int, inverse: bool) -> Words:
+    """Return the network of some keys over words of two halves of so many bits."""
+    order = slice(None, None, -1 if inverse else 1)
+    shift = np.uint64(bits)
+    mask = np.uint64((1 << bits) - 1)
+    # a half of few values has its round function in a table: a fourth of the time
+    tables = _round_tables(keys, bits)[order] if bits <= TABLE_BITS else repeat(None)
+    left = words >> shift
+    right = words & mask
+    if inverse:
+        left, right = right, left
+    mixed = np.empty_like(words)  # one array for all temporaries of a kind
+    scratch = np.empty_like(words)
+    for key, table in zip(keys[order], tables, strict=False):
+        if table is not None:
+            table.take(right.view(np.int64), out=mixed, mode="clip")
+        else:
+            np.bitwise_xor(right, np.uint64(key), out=mixed)
+            mix(mixed, scratch)
+            mixed &= mask
+        left ^= mixed
+        left, right = right, left
+    if inverse:
+        left, right = right, left
+    left <<= shift
+    left |= right
+    return left
+
+
+@lru_cache(maxsize=8)
+def _network_table(keys: tuple[int, ...], half_bits: int, inverse: bool) -> Words:
+    """Return the network of some keys over all words of two halves."""
+    return _rounds(np.arange(1 << 2 * half_bits, dtype=np.uint64), keys, half_bits, inverse)
 
 
 @lru_cache(maxsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain, groupby, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -16,6 +15,7 @@ from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET
 from zb_hdf5.errors import ArgumentError
 from zb_hdf5.files.file_systems import is_on_network
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.residency import WATCHED_ONE_IN
 from zb_hdf5.files.tokens import Wait
 from zb_hdf5.formats.batches import Batches
@@ -374,7 +374,7 @@ class StepReader:
             self._prefetch, batches.tokens, lambda: self._is_on_network, self._device, step_bytes, step_reads
         )
 
-    @cached_property
+    @cached_per_process
     def _is_on_network(self) -> bool:
         """Whether the files come over a network, asked once, by the first step that waits: there it is a request."""
         return is_on_network(self._batches.path)

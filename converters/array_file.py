@@ -95,7 +95,7 @@ class ArrayFile:
         column = self._column(name)
         with self._begin_look(opened) as look:
             if column is None:
-                return open_ids(self._facts, "pread", look=look)
+                return open_ids(self._facts.path, self._facts, "pread", look=look)
             is_plain = column.extents is not None and not isinstance(self.path, RemotePath)
             return (open_column if name else open_stored)(column, "pread" if is_plain else "auto", look)
 

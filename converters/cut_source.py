@@ -139,5 +139,5 @@ class CutSource(DocumentSource):
 
 def _mapped(file: FlatFacts) -> TokenArray:
     """Map the tokens of a file, of the dtype that they have in it."""
-    view = open_ids(file, "mmap").view(0, file.num_tokens) if file.num_tokens else None
+    view = open_ids(file.path, file, "mmap").view(0, file.num_tokens) if file.num_tokens else None
     return np.empty(0, file.dtype) if view is None else view

@@ -63,7 +63,7 @@ def test_files_that_are_verified_are_those_that_are_opened(folder):
             found = found_at(look.path, look=look, **{**options, "split": None})
             if not kind.digests and not isinstance(found, FoundStore):
                 files = files_in_place(look, found.read_as)
-                assert (files.code.name, tuple(files.files)) == (found.backend, found.files or (look.path,)), name
+                assert (files.code.name, tuple(files.files)) == (found.backend, found.files or (look.text,)), name
                 compared.append(found.backend)
     assert {"npy", "megatron", "datatrove", "olmo", "bin", "batch", "hdf5"} <= {*compared}
 

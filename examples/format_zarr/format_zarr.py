@@ -102,9 +102,9 @@ class ZarrArrays(FlatFormat):
 
     sign: ClassVar = "a .zarray or zarr.json that describes a 1-D array"
 
-    def files(self, look: Look) -> list[Path]:
+    def files(self, look: Look) -> list[str]:
         array = array_at(look.path) if look.is_dir else None
-        return [] if array is None else array.chunks()
+        return [] if array is None else [*map(str, array.chunks())]
 
     def fits(self, look: Look) -> bool:
         return look.is_dir and array_at(look.path) is not None
@@ -122,7 +122,7 @@ class ZarrArrays(FlatFormat):
         expected = array.chunk * array.dtype.itemsize  # also of the last one, which is padded
         if size != expected:
             raise IncompleteError(f"{path}: expected {expected:,} bytes for {array.chunk:,} ids, found {size:,}")
-        return FlatFacts(path, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
+        return FlatFacts(look.text, min(array.chunk, array.length - start), array.dtype, identity=look.identity)
 
 
 ROW: Final = FormatRow(

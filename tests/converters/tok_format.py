@@ -45,7 +45,7 @@ class TokFormat(FlatFormat):
 
     def facts(self, look):
         num_tokens = read_tok_header(look.path)
-        return FlatFacts(look.path, num_tokens, np.dtype("<u2"), HEADER.size, identity=look.identity)
+        return FlatFacts(look.text, num_tokens, np.dtype("<u2"), HEADER.size, identity=look.identity)
 
     def count(self, look):
         return self.facts(look).num_tokens, ".tok files hold no digests"

@@ -21,7 +21,7 @@ class BareFiles(FlatFormat):
         return True
 
     def facts(self, look):
-        return FlatFacts(look.path, look.num_bytes // 2, np.dtype("<u2"), identity=look.identity)
+        return FlatFacts(look.text, look.num_bytes // 2, np.dtype("<u2"), identity=look.identity)
 
 
 ROW = FormatRow(

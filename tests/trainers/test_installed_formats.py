@@ -186,7 +186,7 @@ def test_a_package_that_fails_later_is_one_error_with_its_name(tmp_path, monkeyp
 
 
 COUNTED_LATER = """from zb_hdf5.spec import NOT_COUNTED
-        return FlatFacts(look.path, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
+        return FlatFacts(look.text, 50, np.dtype("<u2"), num_documents=NOT_COUNTED)
     def document_offsets(self, found):
         return np.array([0, 20, 50], np.uint64)"""
 

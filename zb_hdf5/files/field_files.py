@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from zb_hdf5.errors import FormatError
-from zb_hdf5.files.named_splits import telling_parts
+from zb_hdf5.files.named_splits import AnyPath, telling_parts
 
 #: The words of fields, and of the lengths of documents, in the name of a file, or of a folder; `_`, `-`, `.` or nothing
 #: stands between two of them.
@@ -45,7 +45,7 @@ def is_named_as_field(name: str) -> bool:
     return any(part in text for part in _PARTS) and _FIELD.search(text) is not None
 
 
-def ids_among(files: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
+def ids_among(files: Sequence[AnyPath], paths: Sequence[str | os.PathLike[str]]) -> list[AnyPath]:
     """Return the files that are not named as fields; all, if each one was named by the user, and is a field.
 
     Parameters
@@ -59,10 +59,10 @@ def ids_among(files: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
     if not is_named_as_field("/".join(parts)):  # the usual case, of all names at once
         return list(files)
     found = [file for file, part in zip(files, parts, strict=True) if not is_named_as_field(part)]
-    return found or (list(files) if set(files) <= set(paths) else [])
+    return found or (list(files) if {*map(str, files)} <= {*map(str, paths)} else [])
 
 
-def require_no_fields(files: Sequence[Path], ids: Sequence[Path], paired: Iterable[Path] = ()) -> None:
+def require_no_fields(files: Sequence[AnyPath], ids: Sequence[AnyPath], paired: Iterable[AnyPath] = ()) -> None:
     """Raise `FormatError` for a file that is named as a field, and that no file of ids has beside it.
 
     Parameters

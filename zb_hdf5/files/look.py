@@ -102,7 +102,7 @@ class Look:
             found.handles = self.handles
         return found
 
-    def each(self, paths: Iterable[Path]) -> Iterator[Look]:
+    def each(self, paths: Iterable[str | Path]) -> Iterator[Look]:
         """Yield the look at each of many files: one that is not known yet is closed before the next one."""
         for path in paths:
             one = Look(path)

@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 from zb_hdf5.errors import ArgumentError, counted
 from zb_hdf5.notes import note
 from zb_hdf5.spec import DEFAULT_SPLIT
 
+#: The path of a file, or its text: a folder has thousands of files.
+AnyPath = TypeVar("AnyPath", bound=str | os.PathLike[str])
 #: Words of names, and the split of each. A word is a run of letters.
 SPLIT_OF_WORD: Final = {
     "train": DEFAULT_SPLIT,
@@ -114,14 +116,14 @@ def are_splits(folders: Sequence[Path], parent: Path) -> bool:
         return False
 
 
-class SplitFiles(NamedTuple):
+class SplitFiles(NamedTuple, Generic[AnyPath]):
     """Files of a path, and the split of each: that of its name, "train" where no name tells one."""
 
-    files: list[Path]
+    files: list[AnyPath]
     splits: list[str]
 
     @classmethod
-    def at(cls, paths: Sequence[Path], files: Sequence[Path], split: str | None) -> Self:
+    def at(cls, paths: Sequence[Path], files: Sequence[AnyPath], split: str | None) -> Self:
         """Return the files of a split, of some files at a path or at several.
 
         Parameters
@@ -164,7 +166,7 @@ class SplitFiles(NamedTuple):
         return cls([file for file, each in zip(files, told, strict=True) if each == wanted], [wanted] * counts[wanted])
 
 
-def _splits_if_sure(files: Sequence[Path], paths: Sequence[Path]) -> list[str]:
+def _splits_if_sure(files: Sequence[AnyPath], paths: Sequence[Path]) -> list[str]:
     """Return the split of each file; of names that tell none for sure "train", as is right where all are read."""
     try:
         told = named_splits(files, paths)

@@ -184,6 +184,11 @@ class Corpus:
         return self.meta.dtype
 
     @property
+    def document_count(self) -> int:
+        """The documents that are counted; 0: none are."""
+        return self.meta.document_count
+
+    @property
     def num_units(self) -> int:
         """Stored batches or chunks that are committed. The last chunk of a stream may hold fewer tokens than others."""
         return -(-self.num_tokens // self.meta.batch_tokens)
@@ -541,7 +546,7 @@ class Corpus:
         """
         with on_failure(self.close):
             require_choice("verify", verify, VERIFIES)
-            found = self._with(verify=verify)
+            found = self._with(verify=verify)  # nobody else has it before this method ends
             sha256 = found.digests.require() if verify == "store" else self.sha256
             rows = found.crc32_rows() if verify in ("auto", "batch") else None
             if verify == "batch":
@@ -551,7 +556,8 @@ class Corpus:
                     rows.all()  # damaged ones are an error now
             checks = "none" if rows is None and verify != "store" else verify
             tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
-            return found._with(tokens=self._as_read(tokens), sha256=sha256, _checks=checks)
+            found.tokens, found.sha256, found._checks = self._as_read(tokens), sha256, checks
+            return found
 
     def _as_read(self, tokens: Tokens) -> Tokens:
         """Return tokens that were compared as they were stored, as they are read."""

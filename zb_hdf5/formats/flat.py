@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -56,15 +55,29 @@ class FlatCorpus(Corpus):
         The ids as the file has them.
     digest
         Its digests; None: none were made.
+    num_documents
+        As `FlatFacts` has them.
     """
 
     cure: ClassVar[str] = "restore it"
 
-    def __init__(self, path: Path, meta: StoreMeta, tokens: Tokens, digest: FlatDigest | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        meta: StoreMeta,
+        tokens: Tokens,
+        digest: FlatDigest | None,
+        num_documents: int | None = None,
+    ) -> None:
         super().__init__(path, meta, tokens)
+        self._num_documents = num_documents
         self._digest = digest
         if digest is not None:
             self.sha256 = digest.sha256
+
+    @property
+    def document_count(self) -> int:
+        return 0 if self._num_documents in (None, NOT_COUNTED) else self._num_documents
 
     def crc32_rows(self) -> Crc32Rows | None:
         return None if self._digest is None else Crc32Rows(partial(_rows_of, self._digest), Remedy.VERIFY_DIGESTS)
@@ -102,7 +115,7 @@ class FlatFormat(Format, ABC):
     def fits(self, look: Look) -> bool:
         """Return whether a file that ends as the ids do is of this format, by its content; one without header is."""
 
-    def files(self, look: Look) -> list[Path]:
+    def files(self, look: Look) -> list[str]:
         """Return the files of the ids at a path, in the order of `listed`; none if the path holds none.
 
         A folder is of the format if its first file of ids is: one of another format is an error of `facts`, so that
@@ -119,9 +132,9 @@ class FlatFormat(Format, ABC):
             If a file of a folder is named as a field that no file of ids has.
         """
         if not look.is_dir:
-            is_named = self.read_as.lacks_header or look.path.name.lower().endswith(self.suffixes[0])
-            return [look.path] if is_named and self.fits(look) else []
-        return self._ids_in(look, listed(look.path, self.suffixes[0]).files)
+            is_named = self.read_as.lacks_header or look.text.lower().endswith(self.suffixes[0])
+            return [look.text] if is_named and self.fits(look) else []
+        return self._ids_in(look, listed(look.path, self.suffixes[0]).texts)
 
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         path = look.path
@@ -141,20 +154,20 @@ class FlatFormat(Format, ABC):
         if backend not in ("auto", self.name):
             raise BackendError(f"{path}: asked for backend {backend!r}, found a {self.name!r} stream")
 
-    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatFacts, ...]:
+    def facts_of(self, look: Look, files: Sequence[str]) -> tuple[FlatFacts, ...]:
         """Return the facts of each file at a path. Raises as `facts`."""
         return tuple(map(self.facts, look.each(files)))
 
-    def _ids_in(self, folder: Look, files: Sequence[Path]) -> list[Path]:
+    def _ids_in(self, folder: Look, files: Sequence[str]) -> list[str]:
         """Return the files of ids in a folder; none if the first one is of another format."""
-        ids = ids_among(files, [folder.path])
+        ids = ids_among(files, [folder.text])
         first = next(iter(ids or files), None)
         if first is None or not self.fits(folder.of(first)):
             return []
         require_no_fields(files, ids, self.field_files(ids))
         return ids
 
-    def field_files(self, ids: Sequence[Path]) -> list[Path]:
+    def field_files(self, ids: Sequence[str]) -> list[str]:
         """Return the files of fields that belong to files of ids, of those that end as these do."""
         return []
 
@@ -206,7 +219,7 @@ class FlatFormat(Format, ABC):
                 f"{num_bytes:,}: it was cut short, or source_dtype or skip_bytes is another one"
             )
         count = num_bytes // dtype.itemsize
-        return FlatFacts(path, count, dtype, skip_bytes, identity=look.identity)
+        return FlatFacts(look.text, count, dtype, skip_bytes, identity=look.identity)
 
     def num_documents(self, found: FlatFacts) -> int:
         """Return the number of documents of a file, which `facts` may leave uncounted. Raises as `document_offsets`."""
@@ -229,14 +242,13 @@ class FlatFormat(Format, ABC):
         Ids become the dtype of the chunks, and one that does not fit is an error when it is read.
         """
         found, meta = file.of_stream
-        path = found.path
+        path = file.path
         if file.access == "h5py":
             raise BackendError(f"{path}: access='h5py' needs an HDF5 file, found a {self.suffixes[0]} file")
-        if found.num_documents is not None and found.num_documents != NOT_COUNTED:
-            meta = replace(meta, document_count=found.num_documents)
         if meta.field is not None:
             return self._open_field(found, meta, file)
-        return FlatCorpus(path, meta, open_ids(found, file.access, file.identity, file.look), file.digest)
+        ids = open_ids(path, found, file.access, file.identity, file.look)
+        return FlatCorpus(path, meta, ids, file.digest, found.num_documents)
 
     def _open_field(self, found: FlatFacts, meta: StoreMeta, file: FoundFile) -> FlatCorpus:
         """Open the values of a field. No digests are made of them."""
@@ -245,7 +257,7 @@ class FlatFormat(Format, ABC):
             raise FormatError(f"{found.path}: was replaced: expected {meta.column} with it, found none; open it again")
         path = self.file_of_field(found.path, field.name)
         tokens = _open_run(path, field.dtype, found.num_tokens * field.size, file.access, file.identity)
-        return FlatCorpus(path, meta, tokens, None)
+        return FlatCorpus(path, meta, tokens, None, found.num_documents)
 
 
 def require_few_empty(path: str | os.PathLike[str], count: int, noun: str, num_tokens: int) -> None:
@@ -263,17 +275,21 @@ def require_mask(path: str | os.PathLike[str], num_tokens: int) -> None:
         raise IncompleteError(f"{path}: expected a byte for each of {num_tokens:,} ids, found {num_bytes:,} bytes")
 
 
-def open_ids(found: FlatFacts, access: str, identity: Identity | None = None, look: Look | None = None) -> Tokens:
+def open_ids(
+    path: Path, found: FlatFacts, access: str, identity: Identity | None = None, look: Look | None = None
+) -> Tokens:
     """Open the ids of a flat file as the file has them. None of them is compared with the range of ids.
 
     Parameters
     ----------
+    path, found
+        The file, and its facts.
     identity, look
         As `FoundFile` has them.
     """
     known = identity or found.identity
-    tokens = _open_run(found.path, found.dtype, found.num_tokens, access, known, found.byte_offset, look)
-    return ByColumns(tokens, found.path, found.byte_offset, found.record_tokens or 1) if found.by_columns else tokens
+    tokens = _open_run(path, found.dtype, found.num_tokens, access, known, found.byte_offset, look)
+    return ByColumns(tokens, path, found.byte_offset, found.record_tokens or 1) if found.by_columns else tokens
 
 
 def _open_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,7 +15,7 @@ from zb_hdf5.field import Field
 from zb_hdf5.files.field_files import require_one_dtype
 from zb_hdf5.files.identity import Identity
 from zb_hdf5.files.look import Look
-from zb_hdf5.files.paths import on_failure
+from zb_hdf5.files.paths import any_path, on_failure
 from zb_hdf5.read_as import is_a_stream
 from zb_hdf5.spec import BATCHES_LAYOUT, STREAM_LAYOUT
 
@@ -30,8 +31,8 @@ class FlatFacts(NamedTuple):
 
     Attributes
     ----------
-    path
-        The file of the ids.
+    text
+        The path of the file of the ids, as text: a folder has thousands of them. `path` is made when it is asked for.
     num_tokens
         Its ids.
     dtype
@@ -57,7 +58,7 @@ class FlatFacts(NamedTuple):
         Whether the ids of a record do not follow each other, as in Fortran order: no such file is read in place.
     """
 
-    path: Path
+    text: str
     num_tokens: int
     dtype: np.dtype[Any]
     byte_offset: int = 0
@@ -73,8 +74,13 @@ class FlatFacts(NamedTuple):
     @classmethod
     def of(cls, column: Column) -> Self:
         """Return the facts of an HDF5 file, by the dataset of its tokens."""
-        facts = cls(column.path, column.num_tokens, column.dtype, fields=column.meta.fields)
+        facts = cls(os.fspath(column.path), column.num_tokens, column.dtype, fields=column.meta.fields)
         return facts._replace(identity=column.identity, column=column)
+
+    @property
+    def path(self) -> Path:
+        """The file of the ids."""
+        return any_path(self.text)
 
     def look_at_documents(self, path: str | Path) -> AbstractContextManager[Look]:
         """Return a look at the file of documents, which is opened if it is not: another file is refused."""
@@ -128,7 +134,7 @@ class FlatFacts(NamedTuple):
             raise is_a_stream(self.path, axes)
         if axes is None and self.record_tokens in SHORT_ROWS:
             raise FormatError(
-                f"{self.path}: expected records of at least {SHORT_ROWS.stop} tokens, found rows of "
+                f"{self.text}: expected records of at least {SHORT_ROWS.stop} tokens, found rows of "
                 f"{self.record_tokens}",
                 remedy=Remedy.RECORD_AXES,
             )
@@ -136,19 +142,19 @@ class FlatFacts(NamedTuple):
 
 def require_alike(found: Sequence[FlatFacts]) -> None:
     """Raise `FormatError` if the files of a folder differ: files of another corpus would be read unseen."""
-    require_one_dtype((each.path, each.dtype) for each in found)
+    require_one_dtype((each.text, each.dtype) for each in found)
     first = found[0]
     for each in found:
         if each.record_tokens != first.record_tokens:
             raise FormatError(
-                f"{each.path}: expected {_kind_of(first)}, as {first.path.name} has, found {_kind_of(each)}: move the "
+                f"{each.text}: expected {_kind_of(first)}, as {first.path.name} has, found {_kind_of(each)}: move the "
                 "others to another folder, or convert each kind by itself"
             )
         if each.fields != first.fields:
             expected = " and ".join(field.name for field in first.fields) or "no field"
             names = " and ".join(field.name for field in each.fields) or "none"
             raise FormatError(
-                f"{each.path}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
+                f"{each.text}: expected {expected}, as {first.path.name} has it, found {names}; restore what is "
                 "missing, or move the others to another folder"
             )
 

@@ -12,6 +12,7 @@ from zb_hdf5.errors import BackendError, FormatError, Remedy, ZbError
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.formats.flat import FlatCorpus, FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.foreign import warn_of_mask
@@ -35,27 +36,27 @@ class ForeignFiles(FlatFormat):
 
     def __init__(self, row: FormatRow, read_as: ReadAs = AS_STORED) -> None:
         super().__init__(row, read_as)
-        self._known: dict[Path, Column] = {}  # of the file by which a folder was recognised
+        self._known: dict[str, Column] = {}  # of the file by which a folder was recognised
 
     @property
     def name(self) -> str:
         """The name that HDF5 files have in states and reports, whoever has written them."""
         return "hdf5"
 
-    def files(self, look: Look) -> list[Path]:
+    def files(self, look: Look) -> list[str]:
         """See `FlatFormat`; a folder is of it if its first file is, or cannot be opened and has no name of ours."""
         if look.is_far:
             return []
         if look.is_dir:
-            return self._ids_in(look, listed(look.path, *self.row.file_suffixes).files)
-        return [look.path] if self.fits(look) else []
+            return self._ids_in(look, listed(look.path, *self.row.file_suffixes).texts)
+        return [look.text] if self.fits(look) else []
 
     def fits(self, look: Look) -> bool:
         path = look.path
         if not self.row.has_magic(look):
             return False
         with suppress(ZbError):  # a file of ours, or another error: `facts` raises it again
-            self._known[path] = find_foreign_column(path, self.read_as, look)
+            self._known[look.text] = find_foreign_column(path, self.read_as, look)
             return True
         try:
             return not is_ours(look)
@@ -63,9 +64,9 @@ class ForeignFiles(FlatFormat):
             return not look.path.name.startswith(SHARD_PREFIX)
 
     def facts(self, look: Look) -> FlatFacts:
-        return FlatFacts.of(self.take_known(look.path) or find_foreign_column(look.path, self.read_as, look))
+        return FlatFacts.of(self.take_known(look.text) or find_foreign_column(look.path, self.read_as, look))
 
-    def take_known(self, path: Path) -> Column | None:
+    def take_known(self, path: str) -> Column | None:
         """Return the dataset of a file by which its folder was recognised, once; None: this was another file."""
         return self._known.pop(path, None)
 
@@ -80,7 +81,7 @@ class ForeignFiles(FlatFormat):
             facts = f"{path}: asked for backend {backend!r}, found HDF5 files of another program"
             raise BackendError(facts, remedy=Remedy.OTHER_KIND, at=self.name)
 
-    def facts_of(self, look: Look, files: Sequence[Path]) -> tuple[FlatFacts, ...]:
+    def facts_of(self, look: Look, files: Sequence[str]) -> tuple[FlatFacts, ...]:
         """Return the facts of each file at a path, by the dataset of the first one. Raises as `find_foreign_column`.
 
         Raises
@@ -88,11 +89,11 @@ class ForeignFiles(FlatFormat):
         FormatError
             If one differs from that of the first file in its axes, its dtype or its fields.
         """
-        first = self.take_known(files[0]) or find_foreign_column(files[0], self.read_as, look.of(files[0]))
+        first = self.take_known(files[0]) or find_foreign_column(any_path(files[0]), self.read_as, look.of(files[0]))
         read_as = replace(self.read_as, dataset=first.name)
         columns = [first]
         for file in files[1:]:
-            columns.append(find_foreign_column(file, read_as))
+            columns.append(find_foreign_column(any_path(file), read_as))
             _require_alike(first, columns[-1])
         return tuple(map(FlatFacts.of, columns))
 

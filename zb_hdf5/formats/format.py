@@ -63,7 +63,7 @@ class Found:
     path: Path
     backend: str
     layout: str
-    files: tuple[Path, ...] = ()
+    files: tuple[str, ...] = ()
     facts: tuple[FlatFacts, ...] = ()
     splits: tuple[str, ...] = ()
     column: Column | None = None
@@ -84,7 +84,7 @@ class Found:
         if not self.facts:
             return look
         first = self.facts[0]
-        return look.of(first.path) if first.num_tokens else None
+        return look.of(first.text) if first.num_tokens else None
 
     @property
     def foreign_dataset(self) -> str | None:
@@ -120,7 +120,7 @@ class Found:
         ArgumentError
             If the names of its files tell none for sure.
         """
-        told = train_first(named_splits([each.path for each in self.facts], [self.path]))
+        told = train_first(named_splits([each.text for each in self.facts], [self.path]))
         return [*told] if len(told) > 1 else [None]
 
     def of_split(self, split: str | None) -> Found:
@@ -131,15 +131,15 @@ class Found:
         ArgumentError
             If no file is of the split, or the names of files tell no split for sure.
         """
-        files, splits = SplitFiles.at([self.path], [each.path for each in self.facts], split)
-        known = {each.path: each for each in self.facts}
+        files, splits = SplitFiles.at([self.path], [each.text for each in self.facts], split)
+        known = {each.text: each for each in self.facts}
         return replace(self, split=split, facts=tuple(known[file] for file in files), splits=tuple(splits))
 
     @property
     def left_out(self) -> tuple[Path, ...]:
         """The files in and below the path that are named as tokens or text are, and that no split of it has."""
         # in a third of the time of pathlib; a folder of thousands of files has one ending, or a few
-        parts = {os.fspath(file).rpartition(".")[2] for file in self.files}
+        parts = {file.rpartition(".")[2] for file in self.files}
         endings = {f".{part.lower()}" for part in parts}
         return listed(self.path, *sorted(endings)).left_out if endings else ()
 
@@ -184,12 +184,12 @@ class Format:
         """Return whether a path is of this format, by its content."""
         return not look.is_dir and self.row.has_magic(look)
 
-    def files(self, look: Look) -> list[Path]:
-        """Return the files at a path that are of this format; none if the path is of another one.
+    def files(self, look: Look) -> list[str]:
+        """Return the paths of the files at a path that are of this format, as text; none if the path is of another one.
 
         No facts are read, so that damaged files are among them.
         """
-        return [look.path] if self.fits(look) else []
+        return [look.text] if self.fits(look) else []
 
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         """Return what a look finds at a path of this format; None: the path is of another one.

@@ -121,16 +121,15 @@ class NpyArrays(FlatFormat):
         return look.start.startswith(NPY_MAGIC)
 
     def facts(self, look: Look) -> FlatFacts:
-        path = look.path
         header = shape, fortran, dtype, byte_offset = npy_header(look)
         if len(shape) == 1 and dtype.kind in "iu":  # a folder has thousands of them
-            return FlatFacts(path, shape[0], dtype, byte_offset, identity=look.identity)
+            return FlatFacts(look.text, shape[0], dtype, byte_offset, identity=look.identity)
         if refusal := refusal_of(shape, fortran, dtype):
             line = ""
             if fortran and dtype.kind in "iu" and len(shape) == 2:
                 batch_size = max(1, min(shape[0], RECORDS_OF_A_BATCH))
-                line = f": {conversion_call(path, 'hdf5', batch_size=batch_size, seq_len=shape[1])}"
-            raise FormatError(f"{path}: {refusal}{line}")
+                line = f": {conversion_call(look.path, 'hdf5', batch_size=batch_size, seq_len=shape[1])}"
+            raise FormatError(f"{look.text}: {refusal}{line}")
         return _facts_of(look, header)
 
     def facts_once(self, look: Look) -> FlatFacts:
@@ -156,7 +155,7 @@ class NpyArrays(FlatFormat):
 def _facts_of(look: Look, header: Header) -> FlatFacts:
     """Return the facts of an array of integers of one axis or two."""
     shape, fortran, dtype, byte_offset = header
-    found = FlatFacts(look.path, math.prod(shape), dtype, byte_offset, identity=look.identity)
+    found = FlatFacts(look.text, math.prod(shape), dtype, byte_offset, identity=look.identity)
     if len(shape) == 1:
         return found
     return found._replace(record_tokens=shape[1], by_columns=fortran and min(shape) > 1)

@@ -39,7 +39,7 @@ def require_agreement(index: ShardIndex, entry: ShardEntry, file: Corpus, *, has
         expected["sha256"] = (entry.sha256, file.sha256)
     expected["token_count"] = (entry.token_count, token_count)
     if index.meta.layout == STREAM_LAYOUT and entry.complete and entry.document_count >= 0:
-        expected["document_count"] = (entry.document_count, file.meta.document_count)
+        expected["document_count"] = (entry.document_count, file.document_count)
     for name, (in_index, in_shard) in expected.items():
         if in_index != in_shard:
             raise FormatError(f"{file.path}: its index has {name} {in_index}, the file has {in_shard}")

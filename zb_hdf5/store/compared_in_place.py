@@ -10,6 +10,7 @@ from pathlib import Path
 from zb_hdf5.errors import ArgumentError, Remedy, UnverifiableError, ZbError
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import SplitFiles
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.flat import FlatFormat
@@ -49,7 +50,7 @@ def _with_own_digests(look: Look, read_as: ReadAs, split: str | None) -> LoneFil
     if found is None:
         return None
     files = SplitFiles.at([look.path], found.files, split).files
-    return LoneFiles([CorpusFile.at(look.path, file, {}) for file in files], found.code, read_as)
+    return LoneFiles([CorpusFile.at(look.path, any_path(file), {}) for file in files], found.code, read_as)
 
 
 def _with_made_digests(look: Look, read_as: ReadAs, split: str | None, digests: Digests) -> DigestedFiles | None:
@@ -59,7 +60,7 @@ def _with_made_digests(look: Look, read_as: ReadAs, split: str | None, digests: 
         return None
     flat, at_path = found
     files = SplitFiles.at([look.path], at_path, split).files
-    known = [CorpusFile.at(look.path, file, digests.files) for file in files]
+    known = [CorpusFile.at(look.path, any_path(file), digests.files) for file in files]
     return DigestedFiles(known, digests.as_digested(flat), look.path, digests)
 
 

@@ -300,7 +300,7 @@ def needs_no_digests(path: Path, digests: object) -> BackendError:
     )
 
 
-def files_without_digests(look: Look, read_as: ReadAs) -> tuple[FlatFormat, list[Path]] | None:
+def files_without_digests(look: Look, read_as: ReadAs) -> tuple[FlatFormat, list[str]] | None:
     """Return the files at a path that hold no digests, and their format; None if they are others."""
     found = None if stores_at(look.path) else files_in_place(look, read_as)
     flat = None if found is None else format_without_digests(found.code.name, read_as)

@@ -241,7 +241,7 @@ def _index_of_files(found: Found) -> ShardIndex:
     """Return the index of the files as chunks of one stream, whatever the axes of datasets are."""
     read_as = _with_dataset(found).read_as
     folder = os.path.join(found.path if found.path.is_dir() else found.path.parent, "")
-    names = [os.fspath(each.path).removeprefix(folder) for each in found.facts]
+    names = [each.text.removeprefix(folder) for each in found.facts]
     digests = {} if read_as.digests is None else _digests_of(found, Digests.load(read_as.digests), names)
     columns = [each.column for each in found.facts if each.column is not None]
     meta = _meta_of_columns(found, columns) if columns else _meta_of_ids(found.facts)

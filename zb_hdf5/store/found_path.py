@@ -140,5 +140,6 @@ def _without_digests(look: Look, found: Found, read_as: ReadAs) -> Found:
     flat = None if found.column is None else format_without_digests(found.backend, read_as)
     if flat is None:
         return found
-    facts = flat.facts_of(look, [found.path])  # looks at its axes, too
-    return replace(found, column=None, files=(found.path,), facts=facts, splits=(DEFAULT_SPLIT,) * len(facts))
+    files = (os.fspath(found.path),)
+    facts = flat.facts_of(look, files)  # looks at its axes, too
+    return replace(found, column=None, files=files, facts=facts, splits=(DEFAULT_SPLIT,) * len(facts))

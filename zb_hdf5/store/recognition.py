@@ -139,7 +139,7 @@ class FilesInPlace(NamedTuple):
     """
 
     code: Format
-    files: list[Path]
+    files: list[str]
 
 
 def formats_at(
@@ -208,8 +208,8 @@ def files_in_place(look: Look, read_as: ReadAs = AS_STORED) -> FilesInPlace | No
     return None
 
 
-def flat_files(name: str, look: Look) -> list[Path]:
-    """Return the files at a path that are a stream of a flat format, by their names and their content.
+def flat_files(name: str, look: Look) -> list[str]:
+    """Return the paths of the files at a path that are a stream of a flat format, by their names and their content.
 
     Parameters
     ----------

@@ -46,11 +46,11 @@ class BinFiles(FlatFormat):
 
     sign: ClassVar = "a header that begins with 20240520 or 20240801"
 
-    def files(self, look: Look) -> list[Path]:
+    def files(self, look: Look) -> list[str]:
         found = super().files(look)
         if not self.read_as.lacks_header or found or not look.is_dir:
             return found
-        return self._ids_in(look, listed(look.path, RAW_NPY_SUFFIX).files)
+        return self._ids_in(look, listed(look.path, RAW_NPY_SUFFIX).texts)
 
     def fits(self, look: Look) -> bool:
         if self.read_as.lacks_header:
@@ -61,7 +61,7 @@ class BinFiles(FlatFormat):
     def facts(self, look: Look) -> FlatFacts:
         if self.read_as.lacks_header:
             return self.facts_without_header(look)
-        path = look.path
+        path = look.text
         head = look.read(FACTS.size, 0)
         size = look.num_bytes
         magic = int.from_bytes(head[:MAGIC_BYTES], "little")

@@ -49,10 +49,10 @@ class Datatrove(FlatFormat):
 
     def fits(self, look: Look) -> bool:
         """Return whether it ends as nothing else does; `facts` names what is missing."""
-        return look.path.name.lower().endswith(self.suffixes[0])
+        return look.text.lower().endswith(self.suffixes[0])
 
     def facts(self, look: Look) -> FlatFacts:
-        path = look.path
+        path = look.text
         index = f"{look.text}{INDEX_SUFFIX}"
         ends = look.of(index)
         try:
@@ -94,7 +94,7 @@ class Datatrove(FlatFormat):
         return sorted(file for file in path.parent.glob(f"{escape(path.name)}.*") if file.is_file())
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
-        index = f"{found.path}{INDEX_SUFFIX}"
+        index = f"{found.text}{INDEX_SUFFIX}"
         known = require_unreplaced(index, found.documents_identity)
         with found.look_at_documents(index) as look:
             ends = np.frombuffer(look.read(known.num_bytes, 0), "<u8")

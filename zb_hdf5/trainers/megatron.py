@@ -168,7 +168,7 @@ class Megatron(FlatFormat):
 
     sign: ClassVar = "an .idx beside it that begins with MMIDIDX"
 
-    def files(self, look: Look) -> list[Path]:
+    def files(self, look: Look) -> list[str]:
         """Return the `.bin` files: an `.idx` stands for the one beside it."""
         path = look.path
         if path.suffix.lower() == MEGATRON_INDEX_SUFFIX:
@@ -183,7 +183,7 @@ class Megatron(FlatFormat):
             return False
 
     def facts(self, look: Look) -> FlatFacts:
-        path = look.path
+        path = look.text
         name = _index_of(look.text)
         index = _index_at(look.of(name), path)
         end = index.end_of_ids()
@@ -218,8 +218,8 @@ class Megatron(FlatFormat):
 
     def document_offsets(self, found: FlatFacts) -> npt.NDArray[np.uint64]:
         _require_in_order(found)
-        with found.look_at_documents(_index_of(found.path)) as look:
-            index = _index_at(look, found.path)
+        with found.look_at_documents(_index_of(found.text)) as look:
+            index = _index_at(look, found.text)
             lengths = np.frombuffer(look.read(LENGTH.size * index.num_sequences, HEADER.size), "<i4")
             edges = np.frombuffer(look.read(EDGE.size * index.num_edges, index.edges_at), "<i8")
         ends = np.zeros(index.num_sequences + 1, np.int64)
@@ -248,12 +248,12 @@ def _require_in_order(found: FlatFacts) -> None:
     That takes 4 ns for each sequence, and is done before ids are read: the facts have only the ends of the tables. It
     is done once for each file that an index is.
     """
-    name = _index_of(found.path)
+    name = _index_of(found.text)
     known = name, require_unreplaced(name, found.documents_identity)
     if known in _in_order:
         return
     with found.look_at_documents(name) as look:
-        index = _index_at(look, found.path)
+        index = _index_at(look, found.text)
         end = 0
         for first in range(0, index.num_sequences, ROWS_CHECKED):
             end = index.require_rows(first, min(ROWS_CHECKED, index.num_sequences - first), end)
@@ -262,7 +262,7 @@ def _require_in_order(found: FlatFacts) -> None:
     _in_order.add(known)
 
 
-def _index_at(look: Look, ids: Path) -> _Index:
+def _index_at(look: Look, ids: str) -> _Index:
     """Return the `.idx` of a file of ids, whose size fits its header. Raises as `FlatFormat.facts`."""
     try:
         head = look.start[: HEADER.size]

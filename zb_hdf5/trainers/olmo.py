@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,10 +70,10 @@ class OlmoFiles(FlatFormat):
 
     def sidecars(self, path: Path) -> list[Path]:
         documents = _documents_of(path)
-        return [*([documents] if documents.exists() else []), *self.field_files([path])]
+        return [*([documents] if documents.exists() else []), *map(Path, self.field_files([os.fspath(path)]))]
 
-    def field_files(self, ids: Sequence[Path]) -> list[Path]:
-        return [mask for mask in map(_mask_of, ids) if mask is not None]
+    def field_files(self, ids: Sequence[str]) -> list[str]:
+        return [os.fspath(mask) for mask in map(_mask_of, map(Path, ids)) if mask is not None]
 
     def file_of_field(self, path: Path, name: str) -> Path:
         mask = _mask_of(path)

@@ -15,6 +15,7 @@ import numpy as np
 from zb_hdf5.documents.document_table import DocumentPart
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, counted
 from zb_hdf5.field import Field
+from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.named_splits import split_named, train_first
 from zb_hdf5.files.paths import RemotePath, any_path, local_path
 from zb_hdf5.files.publishing import write_atomically
@@ -117,7 +118,7 @@ class ShardIndex:
     def token_count(self) -> int:
         return int(self.table.values["token_count"].sum())
 
-    @property
+    @cached_per_process
     def sha256(self) -> str:
         """Digest of the store: over the shard digests, in order."""
         return combine_sha256(self.table.values["sha256"])

@@ -13,7 +13,7 @@ from zb_hdf5.console import words_of_option
 from zb_hdf5.converters.conversion import STREAM, Conversion
 from zb_hdf5.converters.sources import source_named, target_of
 from zb_hdf5.errors import Remedy, ZbError
-from zb_hdf5.files.listing import folders_in, kept_listings, listed
+from zb_hdf5.files.listing import folders_in, listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import RemotePath, any_path
 from zb_hdf5.files.signatures import signature_of
@@ -25,7 +25,6 @@ from zb_hdf5.store.way_in import MAX_FOLDERS
 ANY_DTYPE: Final = "uint16"
 
 
-@kept_listings()
 def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
     """Return the words for the format that the first source has, with the line to type; "": none is known.
 
@@ -42,27 +41,22 @@ def line_for_other_format(conversion: Conversion, error: ZbError) -> str:
     first = any_path(given[0])
     if isinstance(first, RemotePath):
         return ""
-    with suppress(OSError, ZbError):
-        for place in _places(first):
-            options = _options_for(place, conversion, error)
+    with suppress(OSError, ZbError), Look(first) as look:
+        for place in _places(look):
+            options = _options_at(look.of(place), conversion, error)
             if options:
                 others = given[1:] if place == first else []
                 return f"{_facts(place, options)}: {_line([place, *others], conversion, options)}"
     return ""
 
 
-def _places(path: Path) -> list[Path]:
+def _places(look: Look) -> list[Path]:
     """Return a path, and the first folders in it that have files."""
-    return [path, *folders_in(path)[:MAX_FOLDERS]] if path.is_dir() else [path]
-
-
-def _options_for(path: Path, conversion: Conversion, error: ZbError) -> dict[str, str]:
-    """Return the options that name the format of a path; none if it is the named one, or is not known."""
-    with Look(path) as look:
-        return _options_at(look, conversion, error)
+    return [look.path, *folders_in(look)[:MAX_FOLDERS]] if look.is_dir else [look.path]
 
 
 def _options_at(look: Look, conversion: Conversion, error: ZbError) -> dict[str, str]:
+    """Return the options that name the format of a path; none if it is the named one, or is not known."""
     named = conversion.source_format
     name = _name_at(look)
     if name:
@@ -88,7 +82,7 @@ def _may_lack_header(look: Look, expected: tuple[str, ...]) -> bool:
     """Return whether a path has a suffix of files without a header, other than those that are expected."""
     suffixes = {row.suffixes[0] for row in FORMATS.values() if row.lacks_header} - {*expected}
     path = look.path
-    inside = [file for file in listed(path, *suffixes).files if path in (file, file.parent)]
+    inside = [file for file in listed(look, *suffixes).files if path in (file, file.parent)]
     files = [file for file in inside if file.name.lower().endswith(tuple(suffixes))]
     return bool(files) and signature_of(look.of(files[0])) is None
 

@@ -26,7 +26,7 @@ from zb_hdf5.converters.likeness import options_like
 from zb_hdf5.converters.option import Role, Taking
 from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.settings import Settings, Target, resolved_as
-from zb_hdf5.converters.source_paths import SourcePaths, has_records
+from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.sources import (
     ARRAYS,
     FOREIGN_HDF5,
@@ -150,7 +150,7 @@ def _of_paths(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> 
     name, kind = _taken(paths, conversion, looks)
     if len(paths) > 1 and not kind.several:
         raise ArgumentError(f"source: expected one file or store of ours, found {len(paths)}: convert each by itself")
-    refuse_unused_options(paths[0], kind, conversion)
+    refuse_unused_options(looks.look_of(paths[0]), kind, conversion)
     conversion, like = _options_like(conversion, kind.options_of(conversion.target))
     conversion = conversion.changed(source_format=name)
     is_local = kind.has_documents or conversion.target in document_targets()
@@ -182,7 +182,7 @@ def _taken(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tup
         return name, STORED_HDF5
     if may_lack_documents(name, conversion) and looks.lack_documents(paths, name, conversion):
         return name, WITHOUT_DOCUMENTS
-    if name == NPY and conversion.target in document_targets() and has_records(paths[0]):
+    if name == NPY and conversion.target in document_targets() and looks.has_records(paths[0]):
         return name, ARRAYS
     return name, source_named(name, conversion)
 
@@ -197,7 +197,7 @@ def _name_of(found: Found) -> str:
 def left_out_of(settings: Settings, read: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files of tokens or text in the folders of a source that it leaves out, but for an earlier result."""
     result = settings.target.path
-    found = [file for folder in settings.paths for file in files_left_out(folder, read)]
+    found = [file for folder in settings.paths for file in files_left_out(settings.looks.look_of(folder), read)]
     return tuple(file for file in dict.fromkeys(found) if result not in (file, *file.parents))
 
 

@@ -33,7 +33,7 @@ from zb_hdf5.converters.resolution import left_out_of, refuse_replaced_sources, 
 from zb_hdf5.converters.settings import Settings, Target
 from zb_hdf5.converters.shuffle import scatter_path
 from zb_hdf5.converters.writing import write
-from zb_hdf5.files.listing import kept_listings, left_out_in_words
+from zb_hdf5.files.listing import left_out_in_words
 from zb_hdf5.files.publishing import partial_path, refuse_link
 from zb_hdf5.formats.document_source import CompletedSource, DocumentSource
 from zb_hdf5.formats.row_documents import DOCUMENTS_COLUMNS
@@ -89,11 +89,10 @@ def _with_plan(
     end_unguarded_worker()
     with ExitStack() as stack:
         stack.callback(forget_received)
-        with kept_listings():
-            settings, open_source = resolved(conversion)
-            executor = settings.work.executor
-            # of MPI ranks only the first one needs the source
-            plan = None if executor == "mpi" else _planned(stack, open_source(), settings)
+        settings, open_source = resolved(conversion)
+        executor = settings.work.executor
+        # of MPI ranks only the first one needs the source
+        plan = None if executor == "mpi" else _planned(stack, open_source(), settings)
         engine: Engine | None = settings.engine
         if engine is None:
             workers = 1 if plan is None else _workers_of(plan, settings)

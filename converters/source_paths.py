@@ -27,6 +27,7 @@ from zb_hdf5.store.format_list import FORMATS, HDF5, NPY, flat_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at
 from zb_hdf5.store.found_source import found_hdf5, found_source
+from zb_hdf5.store.opened_path import OpenedPath
 from zb_hdf5.store.recognition import flat_files
 from zb_hdf5.store.store_corpus import StoreCorpus, require_stream
 from zb_hdf5.store.verify import require_digests
@@ -36,10 +37,19 @@ class SourcePaths:
     """The looks at the paths of a source. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._looks: dict[Path, list[tuple[ReadAs, Found]]] = {}
+        self._found: dict[Path, list[tuple[ReadAs, Found]]] = {}
         self._open: dict[Path, Look] = {}
-        self._begun: dict[Path, Look] = {}  # those of `look_of`
+        self._first: Look | None = None  # which has the looks at other folders
+        self._begun: list[Look] = []  # those that `opening` ends
         self._ends = ExitStack()
+
+    def look_of(self, path: Path) -> Look:
+        """Return the look at a path. That at a folder is kept, so that it is listed once, and so is the first one.
+
+        A look at another file is a new one: thousands of files may be named.
+        """
+        first = self._first = self._first or Look(path)
+        return first.of(path) if path == first.path or path.is_dir() else Look(path)
 
     def at(self, path: Path, *, backend: str = "auto", read_as: ReadAs = AS_STORED) -> Found:
         """Return the findings at a path that is read in place, of all its splits. Raises as `found_at`.
@@ -51,10 +61,10 @@ class SourcePaths:
         read_as
             How files are read that do not tell it themselves.
         """
-        for how, found in self._looks.get(path, ()):
+        for how, found in self._found.get(path, ()):
             if how == read_as and backend in ("auto", found.backend):
                 return found
-        with Look(path) as look:
+        with self.look_of(path) as look:
             found = found_at(path, backend=backend, split=None, read_as=read_as, look=look)
             return self._keep(path, read_as, found.kept_open(look))
 
@@ -68,12 +78,14 @@ class SourcePaths:
         FormatError
             If the path has other tokens by now.
         """
-        found = found_at(path, **{**corpus.opened.how, "verify": "auto"})
+        look = self.look_of(path)
+        with look:
+            found = found_at(path, look=look, **{**corpus.opened.how, "verify": "auto"})
         with corpus_of(found) as now:
             if not corpus.same_as(now):
                 raise FormatError(f"{path}: was replaced, or has grown: its tokens are not the tokens of the corpus")
         if found.read_as.digests is not None:
-            require_digests(found.path, found.split, found.read_as)
+            require_digests(found.path, found.split, found.read_as, OpenedPath(look=look))
         read_as = replace(found.read_as, digests=None)
         options = read_as.given
         if found.foreign_dataset is None:
@@ -88,11 +100,11 @@ class SourcePaths:
 
         Raises as `found_source`.
         """
-        if path in self._looks:
-            return self._looks[path][0][1]
+        if path in self._found:
+            return self._found[path][0][1]
         read_as = _read_as(conversion)
         with ExitStack() as stack:
-            look = stack.enter_context(Look(path))
+            look = stack.enter_context(self.look_of(path))
             stack.enter_context(look.keeping_handles())
             if conversion.source_format == HDF5:
                 found = found_hdf5(look, read_as)
@@ -101,19 +113,20 @@ class SourcePaths:
                 found = found_source(look, read_as, **asked)
             if found.layout != NOT_IN_PLACE:
                 return self._keep(path, found.read_as, found.kept_open(look))
-            self._begun[path] = look
+            self._begun.append(look)
             self._ends.push(stack.pop_all())
             return found
 
-    def look_of(self, path: Path) -> Look:
-        """Return the look by which a path was found that is not read in place, or a new one; `opening` ends it."""
-        if path not in self._begun:
-            self._begun[path] = self._ends.enter_context(Look(path))
-        return self._begun[path]
+    def begun_at(self, path: Path) -> Look:
+        """Return the look at a path that goes on until the source is open: `opening` ends it."""
+        look = self.look_of(path)
+        if look not in self._begun:
+            self._begun.append(self._ends.enter_context(look))
+        return look
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """End the looks of `look_of` with a block in which the source is opened.
+        """End the looks of `source` and `begun_at` with a block in which the source is opened.
 
         Raises
         ------
@@ -122,14 +135,14 @@ class SourcePaths:
         """
         with self._ends:
             yield
-            for look in self._begun.values():
+            for look in self._begun:
                 look.require_unreplaced()
         self._begun.clear()
 
     def rows(self, paths: Sequence[Path], name: str) -> list[Found]:
         """Return the findings at the paths of rows of a format: the first one has the look by which it was found."""
         first, *others = paths
-        found = Found(first, name, NOT_IN_PLACE, look=self.look_of(first))
+        found = Found(first, name, NOT_IN_PLACE, look=self.begun_at(first))
         return [found, *(Found(path, name, NOT_IN_PLACE) for path in others)]
 
     def open_look(self, file: Path) -> Look | None:
@@ -137,7 +150,7 @@ class SourcePaths:
         return self._open.get(file)
 
     def _keep(self, path: Path, read_as: ReadAs, found: Found) -> Found:
-        self._looks.setdefault(path, []).append((read_as, found))
+        self._found.setdefault(path, []).append((read_as, found))
         if found.look is not None:
             self._open.setdefault(found.look.path, found.look)
         return found
@@ -152,15 +165,15 @@ class SourcePaths:
             return [*found]
         npy = NpyArrays(FORMATS[NPY])
         facts = []
-        for path in ids_at(files_at(paths, *npy.suffixes), paths):
+        for path in ids_at(files_at(map(self.look_of, paths), *npy.suffixes), paths):
             with Look(path) as look:
                 facts.append(npy.facts_once(look))
         return facts
 
     def _facts_at(self, paths: Sequence[Path]) -> tuple[FlatFacts, ...]:
         """Return the facts of the files at the only path, if these were found: of a corpus the files of its split."""
-        looks = self._looks.get(paths[0], ()) if len(paths) == 1 else ()
-        return next((found.facts for _, found in looks), ())
+        known = self._found.get(paths[0], ()) if len(paths) == 1 else ()
+        return next((found.facts for _, found in known), ())
 
     def flat(self, paths: Sequence[Path], backend: str, read_as: ReadAs) -> tuple[str, list[FlatFacts]]:
         """Return the format of token files at some paths, and the facts of all of them, in order.
@@ -183,6 +196,12 @@ class SourcePaths:
                 raise ArgumentError(f"{each.path}: expected {name!r} files as {paths[0]}, found {each.backend!r}")
         return name, [facts for each in at_paths for facts in each.facts]
 
+    def has_records(self, path: Path) -> bool:
+        """Return whether the first `.npy` file at a path is an array of two axes."""
+        look = self.begun_at(path)
+        files = flat_files(NPY, look)
+        return bool(files) and len(npy_header(look.of(files[0]))[0]) == 2
+
     def lack_documents(self, paths: Sequence[Path], name: str, conversion: Conversion) -> bool:
         """Return whether the files at some paths have no header, and all lack the file of their documents, and fields.
 
@@ -199,12 +218,14 @@ class SourcePaths:
 
         Raises as `ids_at`, and as `find_foreign_column` of a file that was not found yet.
         """
-        found = [each for looks in self._looks.values() for how, each in looks if how == read_as]
+        found = [each for known in self._found.values() for how, each in known if how == read_as]
         columns = [each.column for each in found] + [facts.column for each in found for facts in each.facts]
         known = {column.path: column for column in columns if column is not None and column.is_foreign}
         if not known:  # else it was told when they were found
             warn_of_mask(read_as)
-        files = [facts.path for facts in self._facts_at(paths)] or ids_at(files_at(paths, *HDF5_SUFFIXES), paths)
+        files = [facts.path for facts in self._facts_at(paths)]
+        if not files:
+            files = ids_at(files_at(map(self.look_of, paths), *HDF5_SUFFIXES), paths)
         datasets: list[Column] = []
         for file in files:
             datasets.append(known.get(file) or find_foreign_column(file, read_as))
@@ -218,13 +239,6 @@ def _read_as(conversion: Conversion) -> ReadAs:
         return conversion.read_as
     except ArgumentError:
         return AS_STORED
-
-
-def has_records(path: Path) -> bool:
-    """Return whether the first `.npy` file at a path is an array of two axes."""
-    with Look(path) as look:
-        files = flat_files(NPY, look)
-        return bool(files) and len(npy_header(look.of(files[0]))[0]) == 2
 
 
 def stream_of(found: Found, split: str | None, verify: str = "auto") -> StoreCorpus:

@@ -346,21 +346,21 @@ def may_lack_documents(name: str, conversion: Conversion) -> bool:
     return not conversion.is_stream and not is_of_documents
 
 
-def _lacks_required(path: Path, kind: Source, name: str) -> ArgumentError:
+def _lacks_required(look: Look, kind: Source, name: str) -> ArgumentError:
     """Return the error of a source without an option that it needs."""
     from zb_hdf5.store.way_in import way_of_rows  # numpy, which the help of the commands does not need
 
-    with Look(path) as look:
+    with look:
         words = way_of_rows(look) if kind.taken_as is TakenAs.TEXTS else ""
     lack = f"{kind.noun} need {name}"
     if name == "tokenizer":
         lack = f"{kind.noun} need tokenizer, which 'zb tokenizer train' makes of text"
     more = f"; {words}" if words else ""
-    return ArgumentError(f"{path}: {lack}{more}", options=[name])
+    return ArgumentError(f"{look.path}: {lack}{more}", options=[name])
 
 
-def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> None:
-    """Raise `ArgumentError` for options that were given and that this source has no use for."""
+def refuse_unused_options(look: Look, kind: Source, conversion: Conversion) -> None:
+    """Raise `ArgumentError` for options that were given and that a source, by the look at it, has no use for."""
     unknown = sorted(conversion.given - _possible(kind, conversion))
     rows = [name for name in unknown if conversion.is_stream and name in kind.row_options()]
     if rows:
@@ -369,7 +369,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
         )
     if unknown:
         belong = "belong" if len(unknown) > 1 else "belongs"
-        facts = f"{path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
+        facts = f"{look.path}: {', '.join(unknown)} {belong} to {_owners(unknown)}, found {kind.noun}"
         raise _unused(facts, kind, conversion, unknown)
     refused_later = {"shard_range"} if kind.is_staged else set()
     takings = kind.options_of(conversion.target)
@@ -378,7 +378,7 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
         does = "do" if len(unknown) > 1 else "does"
         facts = f"{conversion.destination}: {', '.join(unknown)} {does} not apply to {kind.noun} as {conversion.target}"
         raise _unused(facts, kind, conversion, unknown)
-    _require_taken(path, kind, conversion, takings)
+    _require_taken(look, kind, conversion, takings)
     if conversion.shard_per_source:
         if not conversion.is_stream:
             raise ArgumentError(
@@ -391,16 +391,16 @@ def refuse_unused_options(path: Path, kind: Source, conversion: Conversion) -> N
             )
 
 
-def _require_taken(path: Path, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
+def _require_taken(look: Look, kind: Source, conversion: Conversion, takings: dict[str, Taking]) -> None:
     """Raise `ArgumentError` for values that this source does not take, and if it lacks one that it needs."""
     for name, taking in takings.items():
         value = getattr(conversion, name)
         if taking.choices and value not in (None, *taking.choices):
             words = ", ".join(taking.choices)
-            raise ArgumentError(f"{path}: {name} must be one of {words}, found {value!r}", options=[name])
+            raise ArgumentError(f"{look.path}: {name} must be one of {words}, found {value!r}", options=[name])
     for name, taking in takings.items():
         if taking.required and getattr(conversion, name) is None:
-            raise _lacks_required(path, kind, name)
+            raise _lacks_required(look, kind, name)
 
 
 def _possible(kind: Source, conversion: Conversion) -> set[str]:

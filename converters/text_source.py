@@ -186,9 +186,8 @@ def open_text(paths: list[Path], settings: Settings) -> TextSource:
     """Open files of text as a conversion asks."""
     options = settings.input
     kind = settings.source_format
-    files = open_documents(
-        paths, kind, options.text_column, options.id_column, options.metadata_columns, options.max_line
-    )
+    columns = options.text_column, options.id_column, options.metadata_columns
+    files = open_documents(paths, kind, *columns, options.max_line, settings.looks.look_of(paths[0]))
     _require_different_ids(files[0])
     source = TextSource(files, kind, _recipe(options), options.max_dropped, settings.target.dtype)
     source.splits = told_splits(source, settings)

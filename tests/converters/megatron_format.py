@@ -96,7 +96,7 @@ class MegatronPairs(RowsFormat):
         return True
 
     def rows(self, found, *, vocab_size):
-        return MegatronSource(files_at([each.path for each in found], ".bin"), vocab_size)
+        return MegatronSource(files_at([found[0].look.of(each.path) for each in found], ".bin"), vocab_size)
 
 
 ROW = FormatRow(

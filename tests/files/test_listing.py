@@ -1,6 +1,7 @@
 """The files that a path stands for: every one is found once, or named; nothing is left out unseen."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zb_hdf5 import convert
+from zb_hdf5 import Loader, ReadAs, convert, open_reader
 from zb_hdf5.commands.description import describe
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError
 from zb_hdf5.files.listing import (
@@ -19,12 +20,13 @@ from zb_hdf5.files.listing import (
     files_at,
     files_left_out,
     folders_in,
-    kept_listings,
     left_out_in_words,
     listed,
-    none_listed,
+    may_have,
     own_files,
 )
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import any_path
 from zb_hdf5.spec import INDEX_NAME
 from zb_hdf5.store.digests import write_digests
 from zb_hdf5.store.format_list import FORMATS
@@ -49,14 +51,14 @@ def names_of(found, folder):
 
 
 def read(folder, *suffixes):
-    return names_of(listed(folder, *suffixes).files, folder)
+    return names_of(listed(Look(folder), *suffixes).files, folder)
 
 
 def test_all_levels_are_listed_in_the_order_of_the_names_in_each_folder(tmp_path):
     made(tmp_path, "b.npy", "a.npy", "a/z.npy", "a/b/0.npy", "a-b/1.npy", "B.NPY", "c.md", "é.npy")
     assert read(tmp_path, ".npy") == ["B.NPY", "a/b/0.npy", "a/z.npy", "a-b/1.npy", "a.npy", "b.npy", "é.npy"]
     paths = sorted(path for path in tmp_path.rglob("*") if path.suffix.lower() == ".npy")
-    assert [*listed(tmp_path, ".npy").files] == paths  # as conversions have read them from the beginning
+    assert [*listed(Look(tmp_path), ".npy").files] == paths  # as conversions have read them from the beginning
 
 
 def test_what_begins_with_a_dot_and_unfinished_results_are_left_out_without_a_word(tmp_path):
@@ -70,7 +72,7 @@ def test_what_begins_with_a_dot_and_unfinished_results_are_left_out_without_a_wo
     ]
     made(tmp_path, "a.npy", *names, "lost+found/g.npy", "sub/.hidden/h.npy")
     (tmp_path / ".#a.npy").symlink_to("me@host.123")  # as Emacs locks a file
-    found = listed(tmp_path, ".npy")
+    found = listed(Look(tmp_path), ".npy")
     assert (names_of(found.files, tmp_path), found.left_out) == (["a.npy"], ())
 
 
@@ -104,7 +106,7 @@ def test_a_link_to_a_file_that_is_read_too_is_named(tmp_path):
     made(tmp_path, "b.npy", "c.npy")
     (tmp_path / "a.npy").symlink_to("b.npy")
     with pytest.raises(FormatError, match=r"a\.npy: is a link to a file that is read as .*/b\.npy too"):
-        listed(tmp_path, ".npy")
+        listed(Look(tmp_path), ".npy")
     (tmp_path / "b.npy").unlink()
     (tmp_path / "a.npy").unlink()
     os.link(tmp_path / "c.npy", tmp_path / "d.npy")  # a copy of its own, as far as anybody can tell
@@ -118,7 +120,7 @@ def test_a_link_that_leads_nowhere_is_named(name, tmp_path):
     with pytest.raises(
         NotFoundError, match=f"{name}: expected a link to .* found one to /nowhere/at/all, which is not"
     ):
-        listed(tmp_path, ".npy")
+        listed(Look(tmp_path), ".npy")
 
 
 def test_a_fifo_is_refused_and_never_opened(tmp_path):
@@ -129,7 +131,7 @@ def test_a_fifo_is_refused_and_never_opened(tmp_path):
     try:
         for path in (tmp_path, tmp_path / "b.npy"):
             with pytest.raises(FormatError, match=r"b\.npy: expected a file, found a FIFO"):
-                listed(path, ".npy")
+                listed(Look(path), ".npy")
         assert read(tmp_path, ".h5") == []
     finally:
         signal.alarm(0)
@@ -140,9 +142,10 @@ def test_a_fifo_is_refused_and_never_opened(tmp_path):
 AS_NOBODY = f"""
 import os, sys
 from zb_hdf5.files.listing import listed
+from zb_hdf5.files.look import Look
 os.setegid({NOBODY}); os.seteuid({NOBODY})
 try:
-    print(listed(sys.argv[1], ".npy").files)
+    print(listed(Look(sys.argv[1]), ".npy").files)
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -168,100 +171,78 @@ def test_a_folder_that_may_not_be_listed_is_an_error_that_names_it(is_linked, tm
 def test_files_of_other_endings_are_named_and_compressed_ones_too(tmp_path):
     others = ["b.jsonl.zst", "c.json.gz", "e.txt", "f.bz2", "g/h.PARQUET", "i.jsonl.xz", "j.ds"]
     made(tmp_path, "a.jsonl", "D.JSONL", *others, "notes.md", "k.csv.gz", "l.idx", "m.ds.index", ".n.txt")
-    found = listed(tmp_path, ".jsonl")
+    found = listed(Look(tmp_path), ".jsonl")
     assert names_of(found.files, tmp_path) == ["D.JSONL", "a.jsonl"]
     assert names_of(found.left_out, tmp_path) == others
     assert left_out_in_words(found.left_out) == f"7 files are left out, the first is {tmp_path}/b.jsonl.zst"
     assert left_out_in_words(found.left_out[:1]) == f"1 file is left out: {tmp_path}/b.jsonl.zst"
     assert left_out_in_words(()) == ""
-    assert files_left_out(tmp_path, found.files) == [*found.left_out]
+    assert files_left_out(Look(tmp_path), found.files) == [*found.left_out]
 
 
 def test_a_json_beside_ids_has_facts_about_them_and_beside_json_lines_perhaps_documents(tmp_path):
     made(tmp_path, "a.npy", "b.jsonl", "facts.json")
-    assert names_of(listed(tmp_path, ".npy").left_out, tmp_path) == ["b.jsonl"]
-    assert names_of(listed(tmp_path, ".jsonl").left_out, tmp_path) == ["a.npy", "facts.json"]
+    assert names_of(listed(Look(tmp_path), ".npy").left_out, tmp_path) == ["b.jsonl"]
+    assert names_of(listed(Look(tmp_path), ".jsonl").left_out, tmp_path) == ["a.npy", "facts.json"]
 
 
 def test_a_store_below_a_folder_is_left_out_as_one(tmp_path):
     made(tmp_path, "a.h5", f"store/{INDEX_NAME}", "store/shard-00000.h5", "store/more/b.h5")
-    found = listed(tmp_path, ".h5")
+    found = listed(Look(tmp_path), ".h5")
     assert names_of(found.files, tmp_path) == ["a.h5"]
     assert names_of(found.left_out, tmp_path) == [f"store/{INDEX_NAME}"]
-    inside = listed(tmp_path / "store", ".h5")
+    inside = listed(Look(tmp_path / "store"), ".h5")
     assert (names_of(inside.files, tmp_path), inside.left_out) == (["store/shard-00000.h5"], ())
-    assert files_left_out(tmp_path, inside.files) == files_left_out(tmp_path / "store", []) == []
+    assert files_left_out(Look(tmp_path), inside.files) == files_left_out(Look(tmp_path / "store"), []) == []
 
 
 def test_a_file_stands_for_itself_and_a_url_is_not_listed(tmp_path):
     path = made(tmp_path, "notes.md") / "notes.md"
-    found = listed(str(path), ".npy")
+    found = listed(Look(str(path)), ".npy")
     assert (found.path, found.files, found.left_out) == (path, (path,), ())
-    assert [str(file) for file in listed("s3://bucket/a.npy", ".npy").files] == ["s3://bucket/a.npy"]
-    assert listed("s3://bucket/folder", ".npy").files == ()
+    assert [str(file) for file in listed(Look(any_path("s3://bucket/a.npy")), ".npy").files] == ["s3://bucket/a.npy"]
+    assert listed(Look(any_path("s3://bucket/folder")), ".npy").files == ()
     with pytest.raises(NotFoundError, match="no such file or folder"):
-        listed(tmp_path / "nothing", ".npy")
+        listed(Look(tmp_path / "nothing"), ".npy")
 
 
 def test_several_paths_stand_for_the_files_of_all_and_each_is_named_once(tmp_path):
     made(tmp_path, "a/0.npy", "b/1.NPY", "c/x.txt")
-    assert names_of(files_at([tmp_path / "b", tmp_path / "a"], ".npy"), tmp_path) == ["b/1.NPY", "a/0.npy"]
+    assert names_of(files_at(map(Look, [tmp_path / "b", tmp_path / "a"]), ".npy"), tmp_path) == ["b/1.NPY", "a/0.npy"]
     for paths in ([tmp_path, tmp_path / "a"], [tmp_path / "a" / "0.npy"] * 2):
         with pytest.raises(ConvertError, match="is named 2 times"):
-            files_at(paths, ".npy")
+            files_at(map(Look, paths), ".npy")
     with pytest.raises(ConvertError, match=r"c: no \.npy files in this folder, nor below it"):
-        files_at([tmp_path / "c"], ".npy")
+        files_at([Look(tmp_path / "c")], ".npy")
 
 
-def test_all_that_look_at_a_folder_in_one_block_see_the_same_files(tmp_path):
+def test_all_who_have_a_look_at_a_folder_see_the_same_files(tmp_path):
     made(tmp_path, "a.npy")
-    with kept_listings():
-        first = listed(tmp_path, ".npy")
-        made(tmp_path, "b.npy", "c.h5")
-        assert listed(tmp_path, ".npy") == first
-        with kept_listings():
-            assert read(tmp_path, ".h5") == []
-        assert listed(tmp_path, ".npy") == first
+    look = Look(tmp_path)
+    first = listed(look, ".npy")
+    made(tmp_path, "b.npy", "c.h5")
+    assert listed(look, ".npy") == first
+    assert listed(look, ".h5").files == ()
     assert read(tmp_path, ".npy") == ["a.npy", "b.npy"]
+    assert names_of(listed(pickle.loads(pickle.dumps(look)), ".npy").files, tmp_path) == ["a.npy", "b.npy"]
 
 
-def test_files_that_a_listed_folder_lacks_are_not_looked_for(tmp_path):
-    made(tmp_path / "ids", "a.ds", "a.ds.index", "b/c.ds", ".d.ds")
-    made(tmp_path / "ids-else", "a.ds.loss")
-    names = ("ids/a.ds.loss", "ids/b/c.ds.loss", "ids/.d.ds.loss", "ids/a.ds.index", "ids-else/a.ds.loss")
-
-    def told():
-        return [name for name in names if none_listed(f"{tmp_path}/{name}", Path(name).suffix)]
-
-    with kept_listings():
-        assert told() == []
-        listed(tmp_path / "ids", ".ds")
-        assert told() == ["ids/a.ds.loss", "ids/b/c.ds.loss"]
-        made(tmp_path / "ids", "a.ds.loss")
-        assert told() == ["ids/a.ds.loss", "ids/b/c.ds.loss"]
-    with kept_listings():
-        listed(tmp_path / "ids", ".ds")
-        assert told() == []
-
-
-def test_a_folder_that_is_not_walked_is_not_believed_to_lack_a_file(tmp_path):
-    made(tmp_path, "a.ds", "old.partial/b.ds", "old.partial/b.ds.loss", "store/shards.json", "store/c.ds.loss")
-    paths = [f"{tmp_path}/{name}" for name in ("a.ds.loss", "old.partial/b.ds.loss", "store/c.ds.loss")]
-    with kept_listings():
-        listed(tmp_path, ".ds")
-        assert [none_listed(path, ".ds.loss") for path in paths] == [True, False, False]
-    (tmp_path / "a.ds.loss").mkdir()  # its open raises the error
-    with kept_listings():
-        listed(tmp_path, ".ds")
-        assert not none_listed(paths[0], ".ds.loss")
+def test_an_ending_that_a_folder_lacks_is_known_by_its_listing(tmp_path):
+    made(tmp_path, "a.ds", "b/c.DS.LOSS", "d/.e.index", "old.partial/f.idx", "store/shards.json", "store/g.loss2")
+    look = Look(tmp_path)
+    told = [name for name in (".ds", ".ds.loss", ".index", ".idx", ".loss2") if may_have(look, name)]
+    assert told == [".ds", ".ds.loss"]
+    (tmp_path / "a.ds.loss2").mkdir()  # its open raises the error
+    assert not may_have(look, ".loss2")
+    assert may_have(Look(tmp_path), ".loss2")
 
 
 def test_the_folders_in_a_folder_and_its_own_files_are_those_of_its_listing(tmp_path):
     made(tmp_path, "b.npy", "a", "s/shards.json", "x/y/0.npy", ".git/0.npy", "t.partial/0.npy", ".hidden")
     (tmp_path / "empty").mkdir()
     (tmp_path / "linked").symlink_to(made(tmp_path.parent / f"{tmp_path.name}-else", "1.npy"))
-    assert names_of(folders_in(tmp_path), tmp_path) == ["linked", "s", "x"]
-    assert names_of(own_files(tmp_path), tmp_path) == ["a", "b.npy"]
+    assert names_of(folders_in(Look(tmp_path)), tmp_path) == ["linked", "s", "x"]
+    assert names_of(own_files(Look(tmp_path)), tmp_path) == ["a", "b.npy"]
 
 
 @pytest.mark.parametrize("look_at", [verify_store, describe, lambda path: write_digests(path, f"{path}.json")])
@@ -294,6 +275,37 @@ def test_a_conversion_lists_the_folder_of_its_source_once(kind, tmp_path, monkey
     report = convert(folder, "hdf5", tmp_path / "out", workers=1, **shape, **options)
     assert report.left_out == (folder / "other.h5",)
     assert found.count(str(folder)) == 1
+
+
+@pytest.mark.parametrize("ending", ["npy", "jsonl", "parquet"])
+def test_a_conversion_lists_each_of_several_folders_once(ending, tmp_path, monkeypatch):
+    folders, found = [tmp_path / "a", tmp_path / "b"], []
+    for folder in folders:
+        folder.mkdir()
+        if ending == "npy":
+            np.save(folder / "0.npy", np.arange(9, dtype=np.uint16))
+        elif ending == "jsonl":
+            (folder / "0.jsonl").write_text('{"text": "some text"}\n')
+        else:
+            pq.write_table(pa.table({"input_ids": [[1, 2, 3]]}), folder / "0.parquet")
+        (folder / "other.h5").touch()
+    monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: found.append(str(path)) or scan(path))
+    options = {"tokenizer": "byte"} if ending == "jsonl" else {}
+    report = convert(folders, "hdf5", tmp_path / "out", workers=1, batch_size=1, seq_len=3, **options)
+    assert report.left_out == tuple(folder / "other.h5" for folder in folders)
+    assert [found.count(str(folder)) for folder in folders] == [1, 1]
+
+
+@pytest.mark.parametrize("open_path", [open_reader, Loader])
+def test_a_folder_that_is_compared_when_it_is_opened_is_listed_once(open_path, tmp_path, monkeypatch):
+    folder, digests, found = tmp_path / "ids", tmp_path / "ids.json", []
+    folder.mkdir()
+    for number in range(2):
+        np.save(folder / f"{number}.npy", np.arange(9, dtype=np.uint16))
+    write_digests(folder, digests)
+    monkeypatch.setattr(os, "scandir", lambda path, scan=os.scandir: found.append(str(path)) or scan(path))
+    open_path(folder, batch_size=1, seq_len=3, verify="store", read_as=ReadAs(digests=digests)).close()
+    assert found == [str(folder)]
 
 
 def test_the_endings_of_every_format_are_known():

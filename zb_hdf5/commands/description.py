@@ -26,7 +26,8 @@ from zb_hdf5.converters.journal import journal_paths, read_journal
 from zb_hdf5.documents.document_table import DocumentTable
 from zb_hdf5.errors import ArgumentError, ChecksumError, IncompleteError, UnavailableError, ZbError
 from zb_hdf5.files.file_systems import network_file_system
-from zb_hdf5.files.listing import counts_of_left_out, kept_listings
+from zb_hdf5.files.listing import counts_of_left_out
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, train_first
 from zb_hdf5.files.objects import object_size
 from zb_hdf5.files.paths import RemotePath, any_path, on_failure
@@ -66,13 +67,16 @@ class OpenPath(NamedTuple):
     ----------
     path
         The path, as it was asked for.
+    look
+        The look at it, which has ended.
     found
-        The findings of the look at it.
+        The findings of the look.
     corpus
         Its corpus, of the split that is asked for.
     """
 
     path: Path
+    look: Look
     found: Found
     corpus: Corpus
 
@@ -83,14 +87,13 @@ def open_to_describe(
 ) -> Iterator[OpenPath]:
     """Open a file or store in a block."""
     path = any_path(path)
-    with kept_listings():
-        with look_of(path) as look:
-            found = found_at(look.path, look=look, read_as=read_as, split=split)
-            if split is None:
-                found.splits_there()  # names what a loader would refuse
-            opened = corpus_of(found, look)
-        with opened as corpus:
-            yield OpenPath(path, found, corpus)
+    with look_of(path) as look:
+        found = found_at(look.path, look=look, read_as=read_as, split=split)
+        if split is None:
+            found.splits_there()  # names what a loader would refuse
+        opened = corpus_of(found, look)
+    with opened as corpus:
+        yield OpenPath(path, look, found, corpus)
 
 
 def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: str | None = None) -> dict[str, Any]:
@@ -101,27 +104,22 @@ def describe(path: str | os.PathLike[str], read_as: ReadAs = AS_STORED, split: s
 
 def describe_open(opened: OpenPath) -> dict[str, Any]:
     """Return the description of a file or store that is open."""
-    path, found, corpus = opened
+    path, _, _, corpus = opened
     if not isinstance(corpus, StoreCorpus):
-        return _describe(path, corpus, _describe_batches(corpus), None, found)
+        return _describe(opened, _describe_batches(corpus), None)
     if corpus.is_stream:
         index = corpus.index if find_index(path) else None
-        return _describe(path, corpus, _describe_stream(corpus), index, found)
+        return _describe(opened, _describe_stream(corpus), index)
     own = _describe_batches(corpus)
     if corpus.is_cut:
         own |= {"kind": "folder" if path.is_dir() else "file", "num_files": len(corpus.files)}
-        return _describe(path, corpus, own, None, found)
-    return _describe(path, corpus, own, corpus.index, found)
+        return _describe(opened, own, None)
+    return _describe(opened, own, corpus.index)
 
 
-def _describe(
-    path: Path,
-    opened: Corpus,
-    own: dict[str, Any],
-    index: ShardIndex | None,
-    found: Found,
-) -> dict[str, Any]:
+def _describe(described: OpenPath, own: dict[str, Any], index: ShardIndex | None) -> dict[str, Any]:
     """Return the facts of any corpus, after its `own` ones: the facts of batches, or of a stream."""
+    path, look, found, opened = described
     meta = opened.meta
     is_remote = isinstance(path, RemotePath)
     if is_remote and index is not None:  # a request for the size of each shard would take a while
@@ -158,7 +156,7 @@ def _describe(
         **_describe_codec(opened),
         **origin,
         **({"target_problem": problem} if (problem := _target_problem(opened)) else {}),
-        **counts_of_left_out(found.left_out),
+        **counts_of_left_out(found.left_out(look)),
         **({"state": DAMAGED, "exit_code": code_of_damage(damage)} if damage else {}),
     }
 
@@ -300,10 +298,10 @@ def describe_epoch(
 
     A loader reads one split, that for training: of other ones, its files are opened for it, or refused.
     """
-    path, found, corpus = opened
+    path, look, found, corpus = opened
     is_own = split is None and found.splits_there() not in ([None], [DEFAULT_SPLIT])
     if not is_own:
-        note_left_out(found)
+        note_left_out(found, look)
         batches, is_own = open_for_loader(corpus, batch_size, seq_len)
     elif isinstance(found, FoundStore):  # whose index is read
         training = corpus_for_training(found, AUTO_SPLIT)

@@ -22,6 +22,7 @@ from zb_hdf5.commands.rows import (
 )
 from zb_hdf5.console import counted
 from zb_hdf5.errors import ArgumentError, StateError
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import any_path, on_failure, read_whole
 from zb_hdf5.formats.batches import Batches
@@ -32,8 +33,8 @@ from zb_hdf5.loaders.mixture import MixedLoader
 from zb_hdf5.loaders.order import IndexArray, records_in
 from zb_hdf5.loaders.state import MAX_COUNT, require_kind, short_repr
 from zb_hdf5.read_as import AS_STORED, ReadAs
-from zb_hdf5.store.found_path import found_at
-from zb_hdf5.store.opening import corpus_for_training, open_for_loader
+from zb_hdf5.store.found_path import found_at, look_of
+from zb_hdf5.store.opening import corpus_for_training, note_left_out, open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer
 
 #: Lines of text that are printed of a part.
@@ -216,18 +217,19 @@ def _opened(
     Unless a split is chosen, it is the split of the state. Raises `StateError` if the state is of another store:
     nothing else that it names is of use then; or of another split than the chosen one.
     """
-    found = found_at(store, read_as=read_as, split=None)
+    with look_of(store) as look:
+        found = found_at(look.path, look=look, read_as=read_as, split=None)
     there = found.splits_there()
     splits = [*there, None] if len(there) > 1 else [AUTO_SPLIT]
     refused: list[StateError] = []
     for each in [split] if split else splits:
         try:
-            return _opened_split(found, each, state, path, batch_size)
+            return _opened_split(found, look, each, state, path, batch_size)
         except StateError as error:
             refused.append(error)
     for each in splits if split else ():
         try:
-            _opened_split(found, each, state, path, batch_size).close()
+            _opened_split(found, look, each, state, path, batch_size).close()
         except StateError:
             continue
         own = "of all splits" if each is None else f"of the split {each}"
@@ -236,12 +238,13 @@ def _opened(
 
 
 def _opened_split(
-    found: Found, split: str | None, state: dict[str, Any], path: Path, batch_size: int | None
+    found: Found, look: Look, split: str | None, state: dict[str, Any], path: Path, batch_size: int | None
 ) -> Batches:
-    """Open a split, or raise `StateError`."""
+    """Open a split of what a look has found, or raise `StateError`."""
     fingerprint = state.get("fingerprint")
     chosen = found.of_split(split)
     try:
+        note_left_out(chosen, look)
         corpus = corpus_for_training(chosen, split)
         with on_failure(corpus.close):
             shape: tuple[int, ...] = ()

@@ -58,13 +58,15 @@ def zb_tokenizer_train(
     Example: zb tokenizer train corpus/ --vocab-size 32768 -o tok.json
     """
     from zb_hdf5.files.listing import counts_of_left_out, files_left_out, left_out_in_words
+    from zb_hdf5.files.look import Look
     from zb_hdf5.files.named_splits import AUTO_SPLIT
     from zb_hdf5.text.text_corpus import open_documents
     from zb_hdf5.text.training import files_of_split, train_tokenizer
 
-    found = open_documents(src, column=text_column, max_line=max_line)
+    look = Look(src[0])
+    found = open_documents(src, column=text_column, max_line=max_line, look=look)
     read = [file.path for file in found]
-    left_out = [file for path in src for file in files_left_out(path, read)]
+    left_out = [file for path in src for file in files_left_out(look.of(path), read)]
     files = files_of_split(found, src, split or AUTO_SPLIT)
     total = 2 * sum(file.text_bytes(number) for file in files for number in range(file.num_row_groups))
     has_bars = not is_quiet() and sys.stderr.isatty()  # which the tokenizers library draws itself

@@ -1,4 +1,4 @@
-"""The files that a path stands for: of a folder all in and below it, listed in one way for whatever reads them."""
+"""The files that a path stands for: of a folder all in and below it, listed once by the look at it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -15,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from zb_hdf5.errors import ConvertError, FormatError, NotFoundError, UnavailableError, counted
 from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.line_file import JSON_SUFFIX, SUFFIXES_OF_JSON_LINES
-from zb_hdf5.files.paths import RemotePath, any_path, is_url, open_with_room, require_regular
+from zb_hdf5.files.look import Look
+from zb_hdf5.files.paths import is_url, open_with_room, require_regular
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.spec import INDEX_NAME
 
@@ -63,8 +63,6 @@ class _Tree(NamedTuple):
         The listings that were asked for, by the endings.
     last_parts
         The part of each name behind its last dot, in lower case: most formats are ruled out by them.
-    folders
-        The folders whose files these are; "": the folder itself.
     """
 
     names: list[str]
@@ -73,7 +71,6 @@ class _Tree(NamedTuple):
     stores: list[str]
     listings: dict[tuple[str, ...], Listing]
     last_parts: set[str]
-    folders: set[str]
 
     def ending(self, suffixes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the regular files that have one of the endings, in any case.
@@ -140,31 +137,16 @@ class Listing:
 
 
 #: The tree of a folder that is not listed.
-_NOTHING: Final = _Tree([], {}, [], [], {}, set(), set())
-#: The trees of a block of `kept_listings`.
-_KEPT: ContextVar[dict[str, _Tree] | None] = ContextVar("kept listings", default=None)
+_NOTHING: Final = _Tree([], {}, [], [], {}, set())
 
 
-@contextmanager
-def kept_listings() -> Iterator[None]:
-    """List each folder once in a block: all that look at it see the same files."""
-    if _KEPT.get() is not None:
-        yield
-        return
-    token = _KEPT.set({})
-    try:
-        yield
-    finally:
-        _KEPT.reset(token)
-
-
-def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
+def listed(look: Look, *suffixes: str) -> Listing:
     """Return the files of a path, which may be none. See `Listing`.
 
     Parameters
     ----------
-    path
-        A file, a folder, or a URL, whose folder is never listed.
+    look
+        A look at a file, a folder, or a URL, whose folder is never listed.
     suffixes
         The endings of the files in a folder, in lower case.
 
@@ -177,47 +159,36 @@ def listed(path: str | os.PathLike[str], *suffixes: str) -> Listing:
     UnavailableError
         If a folder cannot be listed.
     """
-    path = any_path(path)
-    if isinstance(path, RemotePath):
-        return Listing(path, (), _NOTHING if path.is_dir() else None)
-    tree = (_KEPT.get() or {}).get(os.fspath(path))
-    if tree is None:
-        if not path.is_dir():
-            require_regular(_status(path).st_mode, path)
-            return Listing(path, (), None)
-        tree = _tree_of(path)
+    path = look.path
+    if look.is_far:
+        return Listing(path, (), _NOTHING if look.is_dir else None)
+    if not look.is_dir:
+        require_regular(_status(path).st_mode, path)
+        return Listing(path, (), None)
+    tree = _tree_of(look)
     if suffixes not in tree.listings:
         tree.listings[suffixes] = _listing(path, tree, suffixes)
     return tree.listings[suffixes]
 
 
-def none_listed(path: str, ending: str) -> bool:
-    """Return whether a path is in a folder that this block of `kept_listings` has listed, without files of an ending.
+def may_have(folder: Look, ending: str) -> bool:
+    """Return whether something in or below a folder may have an ending. Raises as `listed`.
 
-    A format that looks for a file beside each of thousands then asks no file system for what is not there.
+    A format that looks for a file beside each of thousands asks no file system for what is not there.
     """
-    if "/." in path:  # a hidden file is not listed
-        return False
-    folder = path.rpartition("/")[0] + "/"
-    trees = (_KEPT.get() or {}).items()
-    return any(
-        folder.startswith(f"{root}/")
-        and folder[len(root) + 1 : -1] in tree.folders
-        and _last_part(ending) not in tree.last_parts
-        for root, tree in trees
-    )
+    return _last_part(ending) in _tree_of(folder).last_parts
 
 
-def folders_in(folder: Path) -> list[Path]:
+def folders_in(folder: Look) -> list[Path]:
     """Return the folders in another one that have files in or below them, in their order. Raises as `listed`."""
     tree = _tree_of(folder)
     names = {name.partition("/")[0] for name in (*tree.names, *tree.stores) if "/" in name}
-    return [folder / name for name in sorted(names)]
+    return [folder.path / name for name in sorted(names)]
 
 
-def own_files(folder: Path) -> list[Path]:
+def own_files(folder: Look) -> list[Path]:
     """Return all files in a folder itself, in their order, whatever their names are. Raises as `listed`."""
-    return [folder / name for name in _tree_of(folder).names if "/" not in name]
+    return [folder.path / name for name in _tree_of(folder).names if "/" not in name]
 
 
 def _listing(path: Path, tree: _Tree, suffixes: tuple[str, ...]) -> Listing:
@@ -230,21 +201,22 @@ def _listing(path: Path, tree: _Tree, suffixes: tuple[str, ...]) -> Listing:
     return Listing(path, names, tree)
 
 
-def files_left_out(path: Path, read: Sequence[Path]) -> list[Path]:
+def files_left_out(look: Look, read: Sequence[Path]) -> list[Path]:
     """Return the files in and below a folder that are named as tokens or text are, and are not read.
 
     Parameters
     ----------
-    path
-        The folder. A store has none, and neither has a file or a URL.
+    look
+        A look at the folder. A store has none, and neither has a file or a URL.
     read
         The files that are read.
     """
-    if is_url(path) or not path.is_dir() or (path / INDEX_NAME).exists():
+    path = look.path
+    if look.is_far or not look.is_dir or (path / INDEX_NAME).exists():
         return []
     below = os.path.join(path, "")
     names = [text.removeprefix(below) for file in read if (text := os.fspath(file)).startswith(below)]
-    found = [path / name for name in _tree_of(path).left_out(names)]
+    found = [path / name for name in _tree_of(look).left_out(names)]
     if not found:
         return []
     known = {file.resolve() for file in read}  # by whatever name
@@ -265,15 +237,12 @@ def is_lone_json(name: str) -> bool:
     return name.lower().endswith(JSON_SUFFIX) and name.rpartition("/")[2] not in _FACTS
 
 
-def _tree_of(folder: Path) -> _Tree:
-    """List a folder, in a block of `kept_listings` once."""
-    kept = _KEPT.get()
-    if kept is None:
-        return _Walk(folder).tree()
-    key = os.fspath(folder)
-    if key not in kept:
-        kept[key] = _Walk(folder).tree()
-    return kept[key]
+def _tree_of(folder: Look) -> _Tree:
+    """Return the files in and below a folder, which is walked once: all who have the look see the same files."""
+    if folder.tree is None:
+        folder.tree = _Walk(folder.path).tree()
+    tree: _Tree = folder.tree
+    return tree
 
 
 class _Walk:
@@ -287,8 +256,9 @@ class _Walk:
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._found = _Tree([], {}, [], [], {}, set(), set())
+        self._found = _Tree([], {}, [], [], {}, set())
         self._folders = [""]
+        self._names: list[str] = []  # of the folders that were entered
         self._linked: list[str] = []
         self._entered: set[_Inode] = set()
 
@@ -302,7 +272,7 @@ class _Walk:
         key = _order if len(self._entered) > 1 else None
         for names in (self._found.names, self._found.special, self._found.stores):
             names.sort(key=key)
-        every = (*self._found.names, *self._found.special, *self._found.folders)
+        every = (*self._found.names, *self._found.special, *self._names)
         endings = {name.rpartition(".")[2] for name in every}  # a few, of 100,000 names
         self._found.last_parts.update(map(str.lower, endings))
         return self._found
@@ -320,7 +290,7 @@ class _Walk:
         if is_store and name:
             self._found.stores.append(f"{name}/{INDEX_NAME}")
             return
-        self._found.folders.add(name)
+        self._names.append(name)
         before = f"{name}/" if name else ""
         others: list[os.DirEntry[str]] = []
         with _listing_errors(folder):  # the system tells the kind of an entry with its name, mostly
@@ -405,22 +375,23 @@ def _require_read_once(folder: Path, names: Sequence[str], links: dict[str, _Ino
             )
 
 
-def files_at(paths: Sequence[str | os.PathLike[str]], *suffixes: str) -> list[Path]:
+def files_at(looks: Iterable[Look], *suffixes: str) -> list[Path]:
     """Replace folders by the files in and below them, by path; `ConvertError` for none, or one named twice.
 
     Parameters
     ----------
-    paths
-        Files, and folders of them.
+    looks
+        Looks at files, and at folders of them.
     suffixes
         The endings of the files in folders.
     """
     files: list[Path] = []
-    for path in map(any_path, paths):
-        if not path.is_dir() and not path.is_file():  # a FIFO would block for ever
+    for look in looks:
+        path = look.path
+        if not look.is_dir and not path.is_file():  # a FIFO would block for ever
             expected = "expected a file or folder, found neither" if path.exists() else "no such file or folder"
             raise ConvertError(f"{path}: {expected}")
-        found = listed(path, *suffixes).files
+        found = listed(look, *suffixes).files
         if not found:
             raise ConvertError(f"{path}: no {suffixes[0]} files in this folder, nor below it")
         files += found

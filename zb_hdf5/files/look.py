@@ -1,4 +1,4 @@
-"""One look at a path: its first bytes, its size and its identity, from one open; and the looks at files beside it."""
+"""One look at a path: its first bytes, size and identity, from one open, or its listing; and the looks beside it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,14 @@ class Look:
         Whether the path is a URL.
     handles
         The open handles that a library has of this file and those beside it, by their paths; None: none is kept.
+    tree
+        The files in and below the folder, as `listing` has walked it; None: nobody has asked for them.
     """
 
     # a folder has thousands of looks: most of them have these values, and set none of them
     is_far: bool = False
     handles: dict[str, Any] | None = None
+    tree: Any = None
     _fd: int | None = None
 
     def __init__(self, path: str | Path, fd: int | None = None) -> None:

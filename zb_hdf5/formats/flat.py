@@ -134,7 +134,7 @@ class FlatFormat(Format, ABC):
         if not look.is_dir:
             is_named = self.read_as.lacks_header or look.text.lower().endswith(self.suffixes[0])
             return [look.text] if is_named and self.fits(look) else []
-        return self._ids_in(look, listed(look.path, self.suffixes[0]).texts)
+        return self._ids_in(look, listed(look, self.suffixes[0]).texts)
 
     def recognise(self, look: Look, backend: str = "auto", split: str | None = AUTO_SPLIT) -> Found | None:
         path = look.path

@@ -48,7 +48,7 @@ class ForeignFiles(FlatFormat):
         if look.is_far:
             return []
         if look.is_dir:
-            return self._ids_in(look, listed(look.path, *self.row.file_suffixes).texts)
+            return self._ids_in(look, listed(look, *self.row.file_suffixes).texts)
         return [look.text] if self.fits(look) else []
 
     def fits(self, look: Look) -> bool:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from zb_hdf5.documents.metadata import row_of_source
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
 from zb_hdf5.files.listing import listed
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
@@ -353,7 +354,7 @@ def paths_of_split(folder: Path, split: str) -> list[Path]:
     require_present(folder)
     if not folder.is_dir():
         raise ArgumentError(f"{folder}: expected a folder of .parquet files, found a file")
-    paths = [*listed(folder, ".parquet").files]
+    paths = [*listed(Look(folder), ".parquet").files]
     try:
         told = named_splits(paths, [folder])
     except ArgumentError as error:

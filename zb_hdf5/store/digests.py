@@ -15,7 +15,7 @@ import numpy as np
 from zb_hdf5.errors import ArgumentError, BackendError, ConvertError, FormatError, IncompleteError, counted
 from zb_hdf5.files.checked import crc32_of
 from zb_hdf5.files.identity import require_unreplaced
-from zb_hdf5.files.listing import kept_listings, name_below
+from zb_hdf5.files.listing import name_below
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import published, require_present, write_fully
@@ -315,7 +315,6 @@ def _has_digests(path: Path) -> BackendError:
     )
 
 
-@kept_listings()
 def write_digests(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],

@@ -84,7 +84,7 @@ def _found_set(corpus: Corpus, name: str, path: Path | None, allow_missing: Mapp
 def _stream_of(found: Found, look: Look | None) -> StoreCorpus:
     """Open the files of a token stream, which may grow."""
     index = stream_index(found)
-    compare_digests(found)
+    compare_digests(found, look)
     newer = partial(_newer_files, found.path, found.access, found.verify, found.read_as, found.split)
     return _over(found, index, newer=newer, look=None if look is None else found.look_at_first(look))
 
@@ -121,12 +121,21 @@ def _newer_files(
     return index, now.known
 
 
-def compare_digests(found: Found) -> None:
-    """Compare the digests of all files of the split, if `verify="store"` asks for it. Raises as `open_corpus`."""
+def compare_digests(found: Found, look: Look | None = None) -> None:
+    """Compare the digests of all files of the split, if `verify="store"` asks for it. Raises as `open_corpus`.
+
+    Parameters
+    ----------
+    look
+        A look at the path, or at a file there; None: there is none.
+    """
     if found.verify == "store":
+        from zb_hdf5.store.opened_path import OpenedPath
         from zb_hdf5.store.verify import require_digests  # with h5py, which a finished store does not need
 
-        require_digests(found.path, found.split, found.read_as)
+        is_at_path = look is not None and look.path == found.path
+        opened = OpenedPath(look=look if is_at_path else None)
+        require_digests(found.path, found.split, found.read_as, opened)
 
 
 def stream_index(found: Found) -> ShardIndex:
@@ -226,7 +235,7 @@ def _require_no_split(found: Found) -> None:
 
 def _records_of(found: Found, look: Look | None) -> StoreCorpus:
     index = _index_of_files(found)
-    compare_digests(found)
+    compare_digests(found, look)
     records = Windows.of(*found.facts[0].record_shape)
     return _over(_with_dataset(found), index, records=records, look=None if look is None else found.look_at_first(look))
 

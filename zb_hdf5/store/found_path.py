@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from zb_hdf5.errors import ArgumentError, FormatError, Remedy, require_choice
-from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import any_path, local_path, require_remote_access
@@ -42,7 +41,6 @@ def look_of(path: str | os.PathLike[str]) -> Look:
     return Look(named_by_prefix(any_path(path)))
 
 
-@kept_listings()
 def found_at(
     path: str | os.PathLike[str],
     *,

@@ -131,7 +131,7 @@ def _has_foreign_hdf5(look: Look) -> bool:
         return backend_in(look) == HDF5 and not is_ours(look)
     if look.is_far or stores_at(path):
         return False
-    found = listed(path, *FORMATS[HDF5].file_suffixes).files
+    found = listed(look, *FORMATS[HDF5].file_suffixes).files
     return bool(found) and not is_ours(look.of(found[0]))
 
 
@@ -157,4 +157,4 @@ def _read_last(look: Look, ids_column: str | None, error: ZbError) -> Found:
 def _has_plain_json(look: Look) -> bool:
     """Return whether a path is a `.json` that is not one of facts, or a folder that has one."""
     path = look.path
-    return bool(listed(path, JSON_SUFFIX).names) if look.is_dir else path.is_file() and is_lone_json(path.name)
+    return bool(listed(look, JSON_SUFFIX).names) if look.is_dir else path.is_file() and is_lone_json(path.name)

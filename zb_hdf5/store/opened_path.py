@@ -1,4 +1,4 @@
-"""The files at a path that somebody has open, for whoever compares them with their digests."""
+"""The files at a path that somebody has open or has looked at, for whoever compares them with their digests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from zb_hdf5.documents.document_table import DocumentTableFile
+from zb_hdf5.files.look import Look
 from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.found_file import FoundFile
 from zb_hdf5.store.found_store import FoundStore
@@ -31,11 +32,14 @@ class OpenedPath:
         The document tables.
     index
         The index of a store, with all splits; None: it is read.
+    look
+        The look by which the path was found: its listing and its open file go on. None: another one is begun.
     """
 
     files: Mapping[Path, Callable[[], FoundFile]] = field(default_factory=dict)
     tables: OpenTables = field(default_factory=dict)
     index: ShardIndex | None = None
+    look: Look | None = None
 
     @classmethod
     def of(cls, found: Found, corpora: Iterable[StoreCorpus]) -> Self:

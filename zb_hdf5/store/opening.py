@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from zb_hdf5.errors import ArgumentError, require_choice
 from zb_hdf5.field import Fields, parse_fields
-from zb_hdf5.files.listing import kept_listings, left_out_in_words
+from zb_hdf5.files.listing import left_out_in_words
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import local_path, on_failure
@@ -288,30 +288,29 @@ def open_for_loader(
     if isinstance(source, Corpus | Batches):
         _refuse_fixed(source, asked, cache)
         return _of_open(source, batch_size, seq_len, overlap)
-    with kept_listings(), look_of(source) as look:
-        corpus = corpus_for_training(found_at(look.path, look=look, **asked), asked.get("split", AUTO_SPLIT), look)
+    with look_of(source) as look:
+        found = found_at(look.path, look=look, **asked)
+        note_left_out(found, look)
+        corpus = corpus_for_training(found, asked.get("split", AUTO_SPLIT), look)
     with on_failure(corpus.close):
         return _behind_cache(_batches_over(corpus, batch_size, seq_len, overlap), cache), True
 
 
 def corpus_for_training(found: Found, split: str | None, look: Look | None = None) -> Corpus:
-    """Open a split of what was found, "auto": that for training; files of a folder that are left out are noted.
-
-    The caller closes it.
+    """Open a split of what was found, "auto": that for training. The caller closes it.
 
     Parameters
     ----------
     look
         As for `corpus_of`.
     """
-    note_left_out(found)
     return corpus_of(replace(found, split=split_of_training(found, split)), look)
 
 
-def note_left_out(found: Found) -> None:
-    """Note the files of a folder that a loader leaves out."""
-    if found.left_out:
-        note(f"{found.path}: {left_out_in_words(found.left_out)}")
+def note_left_out(found: Found, look: Look) -> None:
+    """Note the files of a folder that a loader leaves out. Both are of one path."""
+    if left_out := found.left_out(look):
+        note(f"{found.path}: {left_out_in_words(left_out)}")
 
 
 def _of_open(

@@ -49,7 +49,7 @@ def may_hold(row: FormatRow, look: Look, backend: str = "auto") -> bool:
         return row.has_magic(look)
     from zb_hdf5.files.listing import listed
 
-    return bool(row.place) and not look.is_far and bool(listed(look.path, *row.file_suffixes).files)
+    return bool(row.place) and not look.is_far and bool(listed(look, *row.file_suffixes).files)
 
 
 def _has_suffix(look: Look, suffixes: tuple[str, ...]) -> bool:
@@ -63,7 +63,7 @@ def _has_suffix(look: Look, suffixes: tuple[str, ...]) -> bool:
     if look.is_dir:
         from zb_hdf5.files.listing import listed
 
-        return bool(listed(path, *suffixes).names) or any((path / suffix).exists() for suffix in suffixes)
+        return bool(listed(look, *suffixes).names) or any((path / suffix).exists() for suffix in suffixes)
     return path.name.lower().endswith(suffixes)
 
 
@@ -116,7 +116,7 @@ def require_datasets(look: Look, read_as: ReadAs) -> None:
     if look.is_dir or path.name == INDEX_NAME:
         is_local = look.is_dir and not look.is_far
         suffixes = [suffix for row in kinds for suffix in row.file_suffixes]
-        if not is_local or (path / INDEX_NAME).exists() or not listed(path, *suffixes).files:
+        if not is_local or (path / INDEX_NAME).exists() or not listed(look, *suffixes).files:
             raise BackendError(f"{facts}, found a folder", options=[name])
         return
     found = format_of(look)
@@ -334,7 +334,7 @@ def ends_so(look: Look, suffixes: tuple[str, ...]) -> bool:
     known = tuple(suffix for suffix in suffixes if suffix != JSON_SUFFIX)
     if look.path.name.lower().endswith(known):
         return True
-    return look.is_dir and bool(listed(look.path, *known).names)
+    return look.is_dir and bool(listed(look, *known).names)
 
 
 def installed_name_of(look: Look, notes: list[str]) -> str:

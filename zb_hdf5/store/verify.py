@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from zb_hdf5.errors import ArgumentError, UnverifiableError
-from zb_hdf5.files.listing import kept_listings
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.threads import ReadPool
@@ -33,7 +31,6 @@ from zb_hdf5.store.recognition import require_datasets
 from zb_hdf5.store.shard_report import ShardReport
 
 
-@kept_listings()
 def verify_store(
     path: str | os.PathLike[str] | Corpus | Batches,
     *,
@@ -111,7 +108,7 @@ def _reports_on(
 ) -> list[ShardReport]:
     """Return the reports on the files at a path, as `verify_store`."""
     require_read_as(read_as)
-    with _begin_look(path, opened.files) as look:
+    with _begin_look(path, opened) as look:
         require_datasets(look, read_as)
         reports, found = _compared_at(look, split, read_as, opened.index)
         check = _PathCheck(look, opened, progress, announce)
@@ -124,9 +121,10 @@ def _reports_on(
     return reports
 
 
-def _begin_look(path: str | os.PathLike[str], opened: Mapping[Path, Callable[[], FoundFile]]) -> Look:
-    """Return a look at a path, which may be a file that somebody has open."""
-    found = opened[path]().look if isinstance(path, Path) and path in opened else None
+def _begin_look(path: str | os.PathLike[str], opened: OpenedPath) -> Look:
+    """Return a look at a path, which somebody may have, or may have open as a file."""
+    begin = opened.files.get(path) if isinstance(path, Path) else None
+    found = opened.look if begin is None else begin().look
     return found or look_of(path)
 
 

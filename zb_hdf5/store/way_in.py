@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from zb_hdf5.errors import ConvertError, FormatError, Remedy, conversion_call
-from zb_hdf5.files.listing import folders_in, kept_listings, listed, own_files
+from zb_hdf5.files.listing import folders_in, listed, own_files
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.publishing import PARTIAL_SUFFIX
 from zb_hdf5.files.signatures import signature_of
@@ -51,7 +51,7 @@ def _not_recognised(look: Look) -> FormatError | None:
     if look.is_far:
         return None
     path = look.path
-    file = (_first_named_flat(path) or path) if look.is_dir else path
+    file = (_first_named_flat(look) or path) if look.is_dir else path
     name_of_file = file.name.lower()
     found = {name: flat_format(name) for name in flat_formats() if name_of_file.endswith(FORMATS[name].suffixes)}
     if not found:
@@ -65,7 +65,7 @@ def _not_recognised(look: Look) -> FormatError | None:
     return FormatError(f"{file}: expected a token file of {signed}, found another file", remedy=Remedy.SOURCE_DTYPE)
 
 
-def _first_named_flat(folder: Path) -> Path | None:
+def _first_named_flat(folder: Look) -> Path | None:
     """Return the first file in a folder that is named as files of flat formats are; None: there is none."""
     suffixes = tuple({FORMATS[name].suffix for name in flat_formats()})
     return next(iter(listed(folder, *suffixes).files), None)
@@ -83,20 +83,18 @@ def _line_of_fairseq(look: Look, path: Path) -> str:
     return conversion_call(ids, "stream", source_dtype=dtype, tokens_only=True) if dtype else ""
 
 
-@kept_listings()
 def way_in(look: Look) -> FormatError | None:
     """Return the error of a path that has tokens or text in a format that is converted first; None: of another path."""
-    path = look.path
     if look.is_far:
         return None
     if look.is_dir:
-        return None if _is_of_a_store(path) else _of_folder(look)
+        return None if _is_of_a_store(look) else _of_folder(look)
     return way_of_documents(look) or _of_file(look)
 
 
-def _is_of_a_store(folder: Path) -> bool:
+def _is_of_a_store(folder: Look) -> bool:
     """Return whether a folder is a store that lost its index, or a conversion that is not finished."""
-    is_unfinished = folder.name.endswith(PARTIAL_SUFFIX)
+    is_unfinished = folder.path.name.endswith(PARTIAL_SUFFIX)
     return is_unfinished or any(file.name.startswith(SHARD_PREFIX) for file in own_files(folder))
 
 
@@ -108,7 +106,7 @@ def way_of_documents(look: Look) -> FormatError | None:
         return None
     if found.backend == HF:
         try:
-            files_of(path)
+            files_of(look)
         except ConvertError as error:  # of several splits: it has the line for one
             return FormatError(error.facts)
     noun = format_named(found.backend).noun
@@ -141,7 +139,7 @@ def way_of_rows(source: Look) -> str:
     """
     first = source
     if source.is_dir:
-        first = next(map(source.of, _texts_in(source.path)), source)
+        first = next(map(source.of, _texts_in(source)), source)
     path = first.path
     found = RowColumns.of(first)
     if found.chats and not found.ids:
@@ -154,7 +152,7 @@ def way_of_rows(source: Look) -> str:
     return "; ".join(words)
 
 
-def _texts_in(folder: Path) -> list[Path]:
+def _texts_in(folder: Look) -> list[Path]:
     return [*listed(folder, *_TEXT_SUFFIXES).files]
 
 
@@ -178,15 +176,15 @@ def _of_folder(look: Look) -> FormatError | None:
     if documents := way_of_documents(look):
         return documents
     folder = look.path
-    inside = map(look.of, folders_in(folder)[:MAX_FOLDERS])
+    inside = map(look.of, folders_in(look)[:MAX_FOLDERS])
     known = [each.path for each in inside if rows_at(each) or flat_at(each)]
     if known:
         named = ", ".join(each.name for each in known[:FOLDERS_SHOWN])
         call = conversion_call(known[0], STREAM_LAYOUT)
         return FormatError(f"{folder}: has the data sets {named}: convert each by itself: {call}")
-    if _texts_in(folder):
+    if _texts_in(look):
         call = conversion_call(folder, STREAM_LAYOUT, tokenizer=ANY_TOKENIZER)
         words = way_of_rows(look) or f"its text: {call}"
         return FormatError(f"{folder}: has text or rows, which are not read in place; {words}")
-    first = _first_named_flat(folder) or next(iter(own_files(folder)), None)  # not a sidecar, such as a .csv.gz
+    first = _first_named_flat(look) or next(iter(own_files(look)), None)  # not a sidecar, such as a .csv.gz
     return None if first is None else _of_file(look.of(first))

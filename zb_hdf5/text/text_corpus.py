@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zb_hdf5.errors import ConvertError, Remedy, counted, parse_size
+from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import local_path
 from zb_hdf5.text.document_file import DocumentFile
 from zb_hdf5.text.json_lines import JsonLinesFile
@@ -34,6 +35,7 @@ def open_documents(
     id_column: str = "",
     metadata_columns: Sequence[str] = (),
     max_line: int | str | None = None,
+    look: Look | None = None,
 ) -> list[DocumentFile]:
     """Open document files; folders are searched recursively, sorted by path.
 
@@ -48,6 +50,8 @@ def open_documents(
         As for `DocumentFile`.
     max_line
         The size of the longest line, or of a text file, such as "1GiB"; None: `ZB_MAX_LINE`, or 256 MiB.
+    look
+        A look at the first path, whose `of` has those at the others; None: each is looked at.
 
     Raises
     ------
@@ -59,7 +63,8 @@ def open_documents(
 
     most = parse_size(max_line) if isinstance(max_line, str) else max_line
     kinds = list(FILE_KINDS.values()) if kind is None else [FILE_KINDS[kind]]
-    files = [file for path in map(local_path, paths) for file in _files_of(path, kind, kinds)]
+    looks = map(Look if look is None else look.of, map(local_path, paths))
+    files = [file for each in looks for file in _files_of(each, kind, kinds)]
     require_named_once(files, "documents")
     opened = []
     for file in files:
@@ -70,19 +75,20 @@ def open_documents(
     return opened
 
 
-def _files_of(path: Path, kind: str | None, kinds: Sequence[type[DocumentFile]]) -> list[Path]:
+def _files_of(look: Look, kind: str | None, kinds: Sequence[type[DocumentFile]]) -> list[Path]:
     """Return the files of a path that are of a kind; raise `ConvertError` if there are none, or files of another."""
     from zb_hdf5.files.listing import listed  # numpy, which help does not need
     from zb_hdf5.files.publishing import require_present
 
+    path = look.path
     require_present(path)
     suffixes = tuple(suffix for each in kinds for suffix in each.suffixes)
-    found = listed(path, *suffixes).files
-    if kind is None and not path.is_dir():
+    found = listed(look, *suffixes).files
+    if kind is None and not look.is_dir:
         found = tuple(file for file in found if file.name.lower().endswith(suffixes))
     others = []
     for name, each in FILE_KINDS.items():
-        inside = found or listed(path, *each.suffixes).files
+        inside = found or listed(look, *each.suffixes).files
         if name != kind and any(file.name.lower().endswith(each.suffixes) for file in inside):
             others.append(name)
     is_mistaken = kind is not None and bool(others) and "parquet" in (kind, *others)  # text may have any name

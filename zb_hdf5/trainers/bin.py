@@ -50,7 +50,7 @@ class BinFiles(FlatFormat):
         found = super().files(look)
         if not self.read_as.lacks_header or found or not look.is_dir:
             return found
-        return self._ids_in(look, listed(look.path, RAW_NPY_SUFFIX).texts)
+        return self._ids_in(look, listed(look, RAW_NPY_SUFFIX).texts)
 
     def fits(self, look: Look) -> bool:
         if self.read_as.lacks_header:

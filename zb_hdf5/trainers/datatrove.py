@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -21,7 +21,7 @@ from zb_hdf5.documents.metadata import DocumentRows
 from zb_hdf5.errors import ConvertError, FormatError, IncompleteError
 from zb_hdf5.field import LOSS_MASK, Field
 from zb_hdf5.files.identity import require_unreplaced
-from zb_hdf5.files.listing import none_listed
+from zb_hdf5.files.listing import may_have
 from zb_hdf5.files.look import Look
 from zb_hdf5.formats.document_writer import FlatWriter
 from zb_hdf5.formats.flat import LOSS_FIELD, FlatFormat, require_few_empty, require_mask
@@ -52,6 +52,14 @@ class Datatrove(FlatFormat):
         return look.text.lower().endswith(self.suffixes[0])
 
     def facts(self, look: Look) -> FlatFacts:
+        return self._facts(look, may_have_loss=True)
+
+    def facts_of(self, look: Look, files: Sequence[str]) -> tuple[FlatFacts, ...]:
+        """See `FlatFormat`. Of thousands of files none is asked for its loss mask where the listing has not one."""
+        may_have_loss = not look.is_dir or may_have(look, LOSS_SUFFIX)
+        return tuple(self._facts(each, may_have_loss=may_have_loss) for each in look.each(files))
+
+    def _facts(self, look: Look, *, may_have_loss: bool) -> FlatFacts:
         path = look.text
         index = f"{look.text}{INDEX_SUFFIX}"
         ends = look.of(index)
@@ -71,7 +79,7 @@ class Datatrove(FlatFormat):
         for itemsize, dtype in DTYPE_BY_BYTES.items():
             if size == num_tokens * itemsize:
                 _require_metadata(look, num_tokens, itemsize)
-                fields = _fields_of(look.text, num_tokens)
+                fields = _fields_of(look.text, num_tokens) if may_have_loss else ()
                 return FlatFacts(
                     path,
                     num_tokens,
@@ -128,8 +136,6 @@ def _require_metadata(look: Look, num_tokens: int, itemsize: int) -> None:
 def _fields_of(path: str, num_tokens: int) -> tuple[Field, ...]:
     """Return the loss mask of a file, if it has one."""
     loss = f"{path}{LOSS_SUFFIX}"
-    if none_listed(loss, LOSS_SUFFIX):
-        return ()
     try:
         require_mask(loss, num_tokens)
     except FileNotFoundError:

@@ -7,6 +7,7 @@ lines. The library itself is not needed, and nothing is unpickled. Source: `data
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,13 +37,13 @@ SAVED_KEYS: Final = {STATE_NAME: "_data_files", SPLITS_NAME: "splits"}
 FILE_SUFFIXES: Final[tuple[tuple[str, ...], ...]] = ((".parquet",), (".arrow",), JsonLinesFile.suffixes)
 
 
-def files_of(path: Path) -> list[Path]:
+def files_of(look: Look) -> list[Path]:
     """Return the files of a data set, in the order of its rows.
 
     Parameters
     ----------
-    path
-        A file, a folder of `save_to_disk`, or a folder with files of one kind in and below it.
+    look
+        A look at a file, a folder of `save_to_disk`, or a folder with files of one kind in and below it.
 
     Raises
     ------
@@ -51,8 +52,9 @@ def files_of(path: Path) -> list[Path]:
     IncompleteError
         If a file of a saved data set is missing.
     """
+    path = look.path
     require_present(path)
-    if not path.is_dir():
+    if not look.is_dir:
         return [path]
     if (path / STATE_NAME).exists():
         return _saved_files(path)
@@ -60,10 +62,10 @@ def files_of(path: Path) -> list[Path]:
         raise ConvertError(
             f"{path}: expected {STATE_NAME} beside {INFO_NAME}, as save_to_disk writes it: name the files of one split"
         )
-    folders = _folders_of(path)
+    folders = _folders_of(look)
     if folders:
-        return [file for folder in folders for file in files_of(folder)]
-    found = [[*files] for kind in FILE_SUFFIXES if (files := listed(path, *kind).files)]
+        return [file for folder in folders for file in files_of(look.of(folder))]
+    found = [[*files] for kind in FILE_SUFFIXES if (files := listed(look, *kind).files)]
     if not found:
         suffixes = ", ".join(suffix for kind in FILE_SUFFIXES for suffix in kind)
         raise ConvertError(f"{path}: expected files that end in {suffixes}, found none")
@@ -73,7 +75,7 @@ def files_of(path: Path) -> list[Path]:
     return found[0]
 
 
-def _folders_of(path: Path) -> list[Path]:
+def _folders_of(look: Look) -> list[Path]:
     """Return the folders of `save_to_disk` in and below another one, each of which is a split; [] if it has none.
 
     Raises
@@ -81,12 +83,13 @@ def _folders_of(path: Path) -> list[Path]:
     ConvertError
         If their names tell no splits.
     """
+    path = look.path
     if (path / SPLITS_NAME).exists():
         splits = _strings(json_object(path / SPLITS_NAME).get("splits"), path / SPLITS_NAME)
         found = [path / split for split in splits]
         has = f"the splits {', '.join(splits)}"
     else:
-        found = [file.parent for file in listed(path, STATE_NAME).files if file.name == STATE_NAME]
+        found = [file.parent for file in listed(look, STATE_NAME).files if file.name == STATE_NAME]
         has = "several data sets"
     if found and not are_splits(found, path):
         raise ConvertError(f"{path}: has {has}: name the folder of one: {conversion_call(found[0], STREAM_LAYOUT)}")
@@ -121,6 +124,7 @@ def _strings(value: Any, path: Path) -> list[str]:
 
 def open_hf(
     paths: Sequence[Path],
+    look: Look | None = None,
     *,
     ids_column: str = "",
     field_columns: Sequence[str] | None = None,
@@ -138,6 +142,8 @@ def open_hf(
     ----------
     paths
         Files and folders, in the order of their rows.
+    look
+        The look by which the first of them was found; None: it is looked at.
     ids_column, field_columns, id_column, metadata_columns
         As for `ColumnSelection`.
     rows, dtype, vocab_size, max_document_tokens
@@ -157,14 +163,15 @@ def open_hf(
     wanted = ColumnSelection(ids_column, field_columns, id_column, metadata_columns)
     files: list[IdFile] = []
     columns: Columns | None = None
-    for path in (file for each in paths for file in files_of(each)):
-        look = Look(path)  # a table is read by it; else it is not open
-        kind = kind_of_file(look)
+    with Look(paths[0]) if look is None else nullcontext(look) as look:
+        found = [file for path in paths for file in files_of(look.of(path))]
+    for each in map(Look, found):  # a table is read by it; else it is not open
+        kind = kind_of_file(each)
         if kind is JsonLinesIds:
-            files.append(JsonLinesIds(look, wanted, columns, max_line))
+            files.append(JsonLinesIds(each, wanted, columns, max_line))
             columns = files[0].columns
         else:
-            files.append(kind(look, wanted))
+            files.append(kind(each, wanted))
     if max_line is not None and columns is None:
         raise ArgumentError(f"{paths[0]}: max_line is for JSON lines: leave it out", options=["max_line"])
     return IdSource(
@@ -194,10 +201,10 @@ class HuggingFace(RowsFormat):
         try:
             if look.is_dir and any(_has_key(path / name, key) for name, key in SAVED_KEYS.items()):
                 return True
-            first = files_of(path)[0]
+            first = files_of(look)[0]
         except (OSError, ZbError):
             return False
         return RowColumns.of(look.of(first)).are_ids
 
     def rows(self, found: Sequence[Found], **options: Any) -> IdSource:
-        return open_hf([each.path for each in found], **options)
+        return open_hf([each.path for each in found], found[0].look, **options)

@@ -70,17 +70,18 @@ class Entry(NamedTuple):
         return [Entry(self.folder, f"{self.where}: {noun} {number}", row) for number, row in enumerate(rows)]
 
 
-def folders_of(path: Path) -> list[Path]:
+def folders_of(look: Look) -> list[Path]:
     """Return the folders of a data set: the path itself, or the folders of its splits, if their names tell them."""
+    path = look.path
     if (path / FOLDER_INDEX).is_file():
         return [path]
-    inside = _inside(path)
+    inside = _inside(look)
     return inside if are_splits(inside, path) else [path]
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(folder: Look) -> list[Path]:
     """Return the folders below one that have an index."""
-    if not folder.is_dir():
+    if not folder.is_dir:
         return []
     return [file.parent for file in listed(folder, FOLDER_INDEX).files if file.name == FOLDER_INDEX]
 
@@ -91,12 +92,12 @@ def indexes_of(paths: Sequence[Path], look: Look) -> Iterator[Entry]:
     Parameters
     ----------
     paths
-        As for `folders_of`.
+        The paths of the data sets.
     look
         The look by which the first path was found: an index that it has read is not opened again.
     """
     for path in paths:
-        for folder in folders_of(path):
+        for folder in folders_of(look.of(path)):
             yield read_index(folder, look)
 
 
@@ -113,7 +114,7 @@ def read_index(folder: Path, look: Look) -> Entry:
     require_present(folder)
     path = folder / FOLDER_INDEX
     if not path.is_file():
-        inside = [name_below(folder, each) for each in _inside(folder)]
+        inside = [name_below(folder, each) for each in _inside(look.of(folder))]
         if inside:
             raise ConvertError(f"{folder}: has the data sets {', '.join(inside)}: name the folders of those to read")
         raise ConvertError(f"{folder}: expected a folder with {FOLDER_INDEX}, found none")

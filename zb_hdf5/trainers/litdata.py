@@ -203,7 +203,7 @@ class LitdataFolders(RowsFormat):
 
     def fits(self, look: Look) -> bool:
         try:
-            index = read_index(folders_of(look.path)[0], look).values
+            index = read_index(folders_of(look)[0], look).values
         except (OSError, ZbError):
             return False
         return "config" in index and "chunks" in index

@@ -423,7 +423,7 @@ class MdsFolders(RowsFormat):
 
     def fits(self, look: Look) -> bool:
         try:
-            return read_index(folders_of(look.path)[0], look).parts("shards", "shard")[0].values.get("format") == MDS
+            return read_index(folders_of(look)[0], look).parts("shards", "shard")[0].values.get("format") == MDS
         except (OSError, ZbError):
             return False
 

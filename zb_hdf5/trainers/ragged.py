@@ -89,7 +89,7 @@ def open_ragged(
         )
     files: list[IdFile] = []
     with Look(paths[0]) if look is None else nullcontext(look) as look:
-        for each in look.each(ids_at(files_at(paths, *HDF5_SUFFIXES), paths)):
+        for each in look.each(ids_at(files_at(map(look.of, paths), *HDF5_SUFFIXES), paths)):
             with each.keeping_handles():
                 layout = layout_at(each, dataset, offsets)._replace(fills=unwritten == FILL)
                 files.append(_FILES[layout.kind](each, layout, ColumnSelection(layout.name, field_columns)))
@@ -113,7 +113,7 @@ class RaggedFiles(RowsFormat):
         path = look.path
         try:
             if look.is_dir:
-                first = next(iter(listed(path, *HDF5_SUFFIXES).files), None)
+                first = next(iter(listed(look, *HDF5_SUFFIXES).files), None)
                 return first is not None and not (path / INDEX_NAME).exists() and self.fits(look.of(first))
             if not is_hdf5(look):
                 return False

@@ -179,7 +179,7 @@ def numbered(name: str) -> tuple[str | None, int]:
 
 def names_documents(look: Look, name: str) -> bool:
     """Return whether a name in a file, or in the first one of a folder, is that of documents: of lists, or a group."""
-    first = files_at([look.path], *HDF5_SUFFIXES)[0]
+    first = files_at([look], *HDF5_SUFFIXES)[0]
     with opened(first, look.of(first)) as h5:
         return _layout_named(h5, look.path, name) is not None
 

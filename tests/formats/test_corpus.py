@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from commandline import report_of
+from contract import is_refused
 from modules import FILES
 
 from zb_hdf5 import (
@@ -18,6 +19,7 @@ from zb_hdf5 import (
     BackendError,
     BatchIndexError,
     ClosedError,
+    DocumentLoader,
     FormatError,
     HDF5ShardWriter,
     Loader,
@@ -409,6 +411,36 @@ def test_a_cached_stream_keeps_its_cache_and_a_closed_corpus_opens_no_field(stre
         assert column_of(corpus).has(0)
     with pytest.raises(ClosedError, match="this corpus was closed"):
         corpus.field("mask")
+
+
+def closed(path):
+    """Return a corpus that was closed."""
+    with open_corpus(path) as corpus:
+        return corpus
+
+
+@pytest.mark.parametrize("kind", ["stream", "batches", "records", "splits"])
+def test_a_closed_corpus_makes_neither_batches_nor_a_loader(kind, stream, texts, tmp_path):
+    if kind == "batches":
+        with open_writer(tmp_path / "batches", backend="hdf5", batch_size=2, seq_len=8) as writer:
+            writer.write(np.arange(64).reshape(4, 2, 8))
+    elif kind == "records":
+        np.save(tmp_path / "records.npy", np.arange(64, dtype=np.uint16).reshape(8, 8))
+    elif kind == "splits":
+        convert(texts, "hdf5", tmp_path / "splits", tokenizer="byte", val_fraction=0.3, batch_size=2, seq_len=64)
+    path = {"stream": stream, "records": tmp_path / "records.npy"}.get(kind, tmp_path / kind)
+    shape = {"batch_size": 1, "seq_len": 4} if kind == "stream" else {}
+    with open_reader(path, **shape) as reader:
+        pass
+    match = f"^{re.escape(str(path))}: this corpus was closed: open its path again$"
+    is_refused(
+        ClosedError,
+        lambda: closed(path).batches(**shape),
+        lambda: Loader(closed(path), rank=0, world_size=1, **shape),
+        lambda: Loader(reader, rank=0, world_size=1),
+        lambda: DocumentLoader(closed(path), collate="pad", batch_size=1, rank=0, world_size=1),
+        match=match,
+    )
 
 
 def test_shapes_that_are_not_possible_and_those_that_are_said_twice(stream):

@@ -542,6 +542,11 @@ class Wrapper(Tokens):
         self.tokens.close()
 
 
+def corpus_closed(name: object) -> ClosedError:
+    """Return the error of a use after `close`."""
+    return ClosedError(f"{name}: this corpus was closed: open its path again")
+
+
 class ClosedTokens(Wrapper):
     """The tokens of a closed reader: every use is an error, and open readers pay nothing for the check."""
 
@@ -552,7 +557,7 @@ class ClosedTokens(Wrapper):
         del self.tokens  # and with them their mapping and its file
 
     def _refuse(self, *_: object) -> Any:
-        raise ClosedError(f"{self.name}: this corpus was closed")
+        raise corpus_closed(self.name)
 
     read = gather = view = _refuse  # type: ignore[assignment]
     pages = property(_refuse)

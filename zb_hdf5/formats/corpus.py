@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, BackendError, ClosedError, UnverifiableError, counted, require_choice
+from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, counted, require_choice
 from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
@@ -19,7 +19,7 @@ from zb_hdf5.files.large_array import large_array
 from zb_hdf5.files.paths import any_path, on_failure
 from zb_hdf5.files.ranges import Extents, Run
 from zb_hdf5.files.threads import raise_if_cancelled
-from zb_hdf5.files.tokens import ClosedTokens, Tokens
+from zb_hdf5.files.tokens import ClosedTokens, Tokens, corpus_closed
 from zb_hdf5.formats.access import VERIFIES
 from zb_hdf5.formats.batch_digests import BatchDigests
 from zb_hdf5.formats.batches import Batches
@@ -300,8 +300,7 @@ class Corpus:
         return found
 
     def _open_field(self, name: str) -> Corpus:
-        if isinstance(self.tokens, ClosedTokens):
-            raise ClosedError(f"{self.path}: this corpus was closed")
+        self.require_open()
         set_name, mark, field = name.partition(SET_MARK)
         if mark:
             found = self._field_set(set_name).corpus_of(field)
@@ -443,6 +442,8 @@ class Corpus:
         ------
         ArgumentError
             If a stream has no shape, or one that is not possible, or stored batches have another one.
+        ClosedError
+            If the corpus was closed.
         """
         windows = self.windows_of(batch_size, seq_len, stride)
         return Batches(
@@ -451,6 +452,7 @@ class Corpus:
 
     def windows_of(self, batch_size: int | None, seq_len: int | None, stride: int | None = None) -> Windows:
         """Return the cut of the tokens into records and batches. Takes and raises as `batches`."""
+        self.require_open()
         stored = self.windows
         if stored is None:
             if batch_size is None or seq_len is None:
@@ -637,11 +639,15 @@ class Corpus:
         ClosedError
             If the corpus was closed.
         """
-        if isinstance(self.tokens, ClosedTokens):
-            raise ClosedError(f"{self.path}: this corpus was closed")
+        self.require_open()
         if self._opened is None:
             raise ArgumentError(f"{self.path}: expected a corpus of open_corpus, found the values of a field")
         return self._opened
+
+    def require_open(self) -> None:
+        """Raise `ClosedError` if this corpus was closed."""
+        if isinstance(self.tokens, ClosedTokens):
+            raise corpus_closed(self.path)
 
     def split(self, name: str | None) -> Corpus:
         """Open one split of the same path, as `open_corpus` does; the caller closes it.

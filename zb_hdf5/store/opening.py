@@ -284,6 +284,8 @@ def open_for_loader(
     ------
     ArgumentError
         If something is asked for that an open corpus has fixed already.
+    ClosedError
+        If the corpus was closed.
     """
     if isinstance(source, Corpus | Batches):
         _refuse_fixed(source, asked, cache)
@@ -318,6 +320,7 @@ def _of_open(
 ) -> tuple[Batches, bool]:
     """Return the batches of an open corpus, or of its split for training, which is then opened here."""
     corpus = source if isinstance(source, Corpus) else source.corpus
+    corpus.require_open()
     split = corpus.training_split
     if split is not None:
         corpus = corpus.split(split)

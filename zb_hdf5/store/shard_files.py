@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import (
     ChecksumError,
-    ClosedError,
     FormatError,
     IncompleteError,
     Remedy,
@@ -32,7 +31,7 @@ from zb_hdf5.files.objects import RemoteObject
 from zb_hdf5.files.paths import OpenFiles, RemotePath, on_failure
 from zb_hdf5.files.ranges import Extents, LocalFile, open_ranges
 from zb_hdf5.files.residency import Residency
-from zb_hdf5.files.tokens import FileTokens, Tokens, Wait
+from zb_hdf5.files.tokens import FileTokens, Tokens, Wait, corpus_closed
 from zb_hdf5.formats.flat import FlatFormat
 from zb_hdf5.formats.flat_facts import FlatFacts
 from zb_hdf5.formats.found_file import FoundFile
@@ -203,7 +202,7 @@ class ShardFiles:
         file = self._open_files.open(number, partial(self._open, start=start))
         if self._is_closed:  # meanwhile, by another thread
             self._open_files.close()
-            raise ClosedError(f"{self.name}: this corpus was closed")
+            raise corpus_closed(self.name)
         return file
 
     def open_found(self, look: Look) -> None:

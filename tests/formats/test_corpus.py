@@ -77,6 +77,19 @@ def test_a_stream_is_its_tokens_its_documents_and_its_fields(stream):
         assert corpus.field("mask").tokens[:4].tolist() == [1, 1, 1, 0]
 
 
+def test_a_document_is_its_corpus_and_its_number(stream, monkeypatch):
+    with open_corpus(stream) as corpus, open_corpus(stream) as another:
+        first, second = corpus.documents[:2]
+        with monkeypatch.context() as patched:
+            patched.setattr(corpus, "tokens", None)  # none is read for it
+            assert first == corpus.documents[0] == corpus.documents[-len(DOCUMENTS)]
+            assert first not in (second, another.documents[0], first.facts)
+            assert {first, corpus.documents[0], second} == {first, second}
+            assert corpus.documents.index(second) == 1
+        one, same = pickle.loads(pickle.dumps([first, corpus.documents[0]]))
+        assert one == same
+
+
 def test_wrong_positions_and_documents_are_named(stream):
     with open_corpus(stream) as corpus:
         with pytest.raises(BatchIndexError, match="no document 4: it has 4, counted from 0"):

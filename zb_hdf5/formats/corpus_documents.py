@@ -41,6 +41,9 @@ class Documented(Protocol):
 class CorpusDocument:
     """One document of a corpus. Thread-safe; picklable (a copy reopens the files by their paths).
 
+    Two documents are equal if they have the same number in the same corpus. As for corpora, another one that was
+    opened by the same path is not the same: compare `Corpus.same_as` and the numbers.
+
     Parameters
     ----------
     corpus
@@ -134,6 +137,14 @@ class CorpusDocument:
             )
         start = self.facts.offset * size
         return column.tokens[start : start + self.facts.length * size]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CorpusDocument):
+            return NotImplemented
+        return self._corpus is other._corpus and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash((self._corpus, self.number))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._corpus.path)!r}, {self.facts!r})"

@@ -90,6 +90,22 @@ def test_a_document_is_its_corpus_and_its_number(stream, monkeypatch):
         assert one == same
 
 
+def test_a_corpus_is_compared_with_another_corpus_alone(stream, tmp_path):
+    ids = np.arange(2**18, dtype=np.uint32) % 2**16
+    others = ids.astype(np.uint16)
+    others[10_000] = 7  # between two places of the sample
+    for name, each in {"a": ids.astype(np.uint16), "b": others, "c": ids}.items():
+        np.save(tmp_path / f"{name}.npy", each)
+    with open_corpus(tmp_path / "a.npy") as corpus, open_corpus(tmp_path / "b.npy") as other:
+        assert corpus.fingerprint.startswith("sampled:")
+        assert corpus.same_as(other)  # as the docstring tells of a sample
+        with open_corpus(tmp_path / "c.npy") as wide:
+            assert not corpus.same_as(wide)  # and of the same tokens
+        for wrong in ("a.npy", None, corpus.batches(1, 4)):
+            match = r"a\.npy: other must be a corpus, such as open_corpus\(path\) returns, found "
+            is_refused(ArgumentError, lambda wrong=wrong: corpus.same_as(wrong), match=match)
+
+
 def test_wrong_positions_and_documents_are_named(stream):
     with open_corpus(stream) as corpus:
         with pytest.raises(BatchIndexError, match="no document 4: it has 4, counted from 0"):

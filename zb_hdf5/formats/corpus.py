@@ -276,7 +276,21 @@ class Corpus:
         return sampled_tokens(self.tokens, self.file_edges, SAMPLED_AS.get(self.dtype, self.dtype))
 
     def same_as(self, other: Corpus) -> bool:
-        """Return whether another corpus has the same tokens, as the fingerprints of both tell."""
+        """Return whether another corpus has the same fingerprint: see `fingerprint`.
+
+        True proves the same tokens where the fingerprint is a digest. One that begins with "sampled:", of files without
+        digests, covers their sizes and some of their tokens: others may differ. False proves nothing: the same tokens
+        in other files, in another dtype, or once with and once without digests have other fingerprints.
+
+        Raises
+        ------
+        ArgumentError
+            If the other one is not a corpus, such as a path.
+        """
+        if not isinstance(other, Corpus):
+            raise ArgumentError(
+                f"{self.path}: other must be a corpus, such as open_corpus(path) returns, found {other!r:.80}"
+            )
         return self is other or self.fingerprint == other.fingerprint
 
     # --- fields and documents ------------------------------------------------------------------------------------

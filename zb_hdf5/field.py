@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,8 @@ class Field:
     name
         An identifier, and none of `RESERVED_NAMES`.
     dtype
-        Type of one value: of a fixed size, also structured.
+        Type of one value: of a fixed size, also structured. As NumPy takes it, such as "uint8", or ("f4", (8,)), whose
+        shape is then at the end of `shape`; the attribute is a `numpy.dtype`.
     shape
         Shape of the values of one token: () for one value, (8,) for a vector of 8.
     unit
@@ -91,6 +93,9 @@ class Field:
     def __post_init__(self) -> None:
         require_choice("unit", self.unit, UNITS)
         require_choice("kind", self.kind, ("", BFLOAT16))
+        dtype = _dtype_of(self.name, self.dtype)
+        object.__setattr__(self, "dtype", dtype.base)
+        object.__setattr__(self, "shape", (*_shape_of(self.name, self.shape), *dtype.shape))
         if self.kind == BFLOAT16 and self.dtype != np.uint16:
             raise ArgumentError(f"field {self.name}: bfloat16 is stored as uint16, found {self.dtype}")
         if not is_field_name(self.name):
@@ -227,7 +232,7 @@ def has_nan(values: npt.NDArray[Any]) -> bool:
 
 def is_field_name(name: str) -> bool:
     """Return whether a field may have this name."""
-    return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
@@ -244,7 +249,7 @@ def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
         if fields.names is None:
             raise ArgumentError(f"fields: expected a structured dtype, or names and dtypes; found {fields}")
         fields = {name: fields[name] for name in fields.names if name != TOKEN}
-    found = [_field_of(name, dtype) for name, dtype in fields.items()] if isinstance(fields, Mapping) else list(fields)
+    found = [Field(name, dtype) for name, dtype in fields.items()] if isinstance(fields, Mapping) else list(fields)
     if others := [field for field in found if not isinstance(field, Field)]:
         raise ArgumentError(f"fields: expected names and their dtypes, found {others[0]!r} without a dtype")
     names = [field.name for field in found]
@@ -253,9 +258,17 @@ def parse_fields(fields: Fields | None) -> tuple[Field, ...]:
     return tuple(sorted(found, key=lambda field: field.name))
 
 
-def _field_of(name: str, described: npt.DTypeLike) -> Field:
+def _dtype_of(name: object, described: npt.DTypeLike) -> np.dtype[Any]:
+    """Return what NumPy takes for a dtype as one; `ArgumentError` with the name of the field if it is none."""
     try:
-        dtype = np.dtype(described)
+        return np.dtype(described)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"field {name}: expected a dtype, found {described!r}: {error}") from error
-    return Field(name, dtype.base, dtype.shape)
+
+
+def _shape_of(name: object, shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """Return the shape of the values of a token; `ArgumentError` with the name of the field if it is none."""
+    try:
+        return tuple(map(operator.index, shape))
+    except TypeError as error:
+        raise ArgumentError(f"field {name}: expected a shape such as (8,), found {shape!r}") from error

@@ -170,6 +170,36 @@ def test_fields_that_cannot_be_stored_are_refused(fields, match, tmp_path):
     assert [field.name for field in parse_fields({"b": "u1", "a": "u2"})] == ["a", "b"]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", np.uint8, np.dtype("u1"), "B"], ids=repr)
+def test_a_dtype_is_described_as_numpy_takes_it(dtype, tmp_path):
+    field = Field("mask", dtype)
+    assert field == Field("mask", np.dtype("u1"))
+    assert hash(field) == hash(Field("mask", np.dtype("u1")))
+    assert (field.padding.dtype, pickle.loads(pickle.dumps(field))) == (np.uint8, field)
+    write_batches(tmp_path / "x.h5", TOKENS[:1], {"mask": np.ones((1, *SHAPE), "u1")}, fields=[field])
+    with open_reader(tmp_path / "x.h5") as reader:
+        assert reader.meta.fields == (field,)
+
+
+def test_a_shape_is_a_tuple_and_the_shape_of_a_dtype_is_its_end():
+    expected = Field("f", np.dtype("f4"), (2, 8))
+    assert (
+        Field("f", "f4", [2, np.int64(8)]) == Field("f", ("f4", (8,)), (2,)) == Field("f", ("f4", (2, 8))) == expected
+    )
+    assert type(Field("f", "f4", [np.int64(8)]).shape[0]) is int
+
+
+@pytest.mark.parametrize(("given", "match"), [
+    (("f", "nonsense"), "^field f: expected a dtype, found 'nonsense'"), (("f", "O"), "^field f: .*found object"),
+    (("f", 5), "^field f: expected a dtype, found 5"), ((5, "u1"), "for a field, .*found 5"),
+    (("f", "u1", 8), r"^field f: expected a shape such as \(8,\), found 8"),
+    (("f", "u1", (2.5,)), r"^field f: expected a shape .*found \(2.5,\)"),
+    (("f", "f4", (), "token", None, True, "bfloat16"), "^field f: bfloat16 is stored as uint16, found float32"),
+])  # fmt: skip
+def test_a_field_that_is_not_possible_is_refused_where_it_is_made(given, match):
+    is_refused(errors.ArgumentError, lambda: Field(*given), match=match)
+
+
 @pytest.mark.parametrize(("dtype", "fields", "error", "match"), [
     ("u1", None, errors.ArgumentError, r"expected the fields \['mask'\], found none"),
     ("u1", {"other": np.zeros((1, *SHAPE), "u1")}, errors.ArgumentError, r"found \['other'\]"),

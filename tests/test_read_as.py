@@ -40,14 +40,18 @@ def test_every_front_takes_one_value_and_none_of_its_parts(front):
 
 @pytest.mark.parametrize(("given", "words"), [
     ({"dataset": 3}, "dataset must be a name, found 3"),
+    ({"dataset": ""}, "dataset must be a name, found ''$"),
     ({"axes": "token,record"}, "axes must be .*found 'token,record'"),
     ({"axes": "batch,record,token", "channel": 0}, "pass either axes or channel, not both"),
     ({"field_channels": {"labels": 1}}, "field_channels needs channel"),
     ({"field_channels": 2, "channel": 0}, "names and their channels, found 2"),
     ({"channel": -1}, "whole numbers from 0 on, found -1"),
+    ({"channel": True}, "^channel must be whole numbers from 0 on, found True$"),
+    ({"channel": 0, "field_channels": {"m": True}}, "^field_channels must be .* found True$"),
     ({"channel": 0, "field_channels": {"m": 0}}, "entries of their own, found 'm' in 0, which has the ids"),
     ({"channel": 0, "field_channels": {"b": 1, "a": 1}}, "found 'b' in 1, which has the field 'a'"),
     ({"digests": 5}, "digests must be the path of a file, found 5"),
+    ({"digests": ""}, "^digests must be the path of a file, found ''$"),
     ({"unwritten": "zero"}, "'fill' or 'drop', found 'zero'"),
     ({"source_dtype": "float32"}, "source_dtype must be one of uint8, .* found 'float32'"),
     ({"skip_bytes": 4}, "skip_bytes=4 is for files without a header"),

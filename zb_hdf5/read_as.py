@@ -121,7 +121,7 @@ class ReadAs:
         return _with, (self.given,)  # a few bytes: the copy of a corpus for each worker has it
 
     def __post_init__(self) -> None:
-        if not isinstance(self.digests, str | os.PathLike | None):
+        if self.digests == "" or not isinstance(self.digests, str | os.PathLike | None):
             raise ArgumentError(f"digests must be the path of a file, found {self.digests!r}", options=["digests"])
         self._require_dataset()
         self._require_ids_without_header()
@@ -134,7 +134,7 @@ class ReadAs:
 
     def _require_dataset(self) -> None:
         """Check what names a dataset of HDF5, and take a copy of the channels, in the order of their names."""
-        if not isinstance(self.dataset, str | None):
+        if self.dataset == "" or not isinstance(self.dataset, str | None):
             raise ArgumentError(f"dataset must be a name, found {self.dataset!r}", options=["dataset"])
         if self.axes not in (None, *AXES):
             raise ArgumentError(f"axes must be {' or '.join(AXES)}, found {self.axes!r}", options=["axes"])
@@ -235,7 +235,7 @@ def _entry(name: str, number: Any) -> int:
         found = operator.index(number)
     except TypeError:
         found = -1
-    if found < 0:
+    if found < 0 or isinstance(number, bool):  # True is a switch, and not the entry 1
         raise ArgumentError(f"{name} must be whole numbers from 0 on, found {number!r}", options=[name])
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commandline import one_error, run_zb
 from contents import batches_of
-from contract import is_refused, random_tokens
+from contract import assert_same, is_refused, random_tokens, taken
 
 import zb_hdf5
 from zb_hdf5 import (
@@ -19,6 +19,7 @@ from zb_hdf5 import (
     Loader,
     MixedLoader,
     ReadAs,
+    StoreRecords,
     TextLoader,
     convert,
     errors,
@@ -158,18 +159,64 @@ NUMBERS = {
     "batch_size": lambda wrong: Loader("in.h5", batch_size=wrong, **ONE_RANK),
     "seq_len": lambda wrong: Loader("in.h5", seq_len=wrong, **ONE_RANK),
     "max_tokens": lambda wrong: DocumentLoader("stream.h5", collate="pack", max_tokens=wrong, **ONE_RANK),
+    "pad_token_id": lambda wrong: DocumentLoader(
+        "stream.h5", collate="pad", batch_size=1, pad_token_id=wrong, **ONE_RANK
+    ),
+    "batch_size of documents": lambda wrong: DocumentLoader("stream.h5", collate="pad", batch_size=wrong, **ONE_RANK),
+    "batch_size of a stream": lambda wrong: Loader("in.npy", batch_size=wrong, seq_len=8, **ONE_RANK),
+    "seq_len of a stream": lambda wrong: Loader("in.npy", batch_size=2, seq_len=wrong, targets=True, **ONE_RANK),
+    "batch_size of a reader": lambda wrong: open_reader("in.npy", batch_size=wrong, seq_len=8),
+    "batch_size of stored batches": lambda wrong: open_reader("in.h5", batch_size=wrong),
+    "seq_len of a reader": lambda wrong: open_reader("in.npy", batch_size=2, seq_len=wrong, overlap=1),
+    "overlap": lambda wrong: open_reader("in.npy", batch_size=2, seq_len=8, overlap=wrong),
+    "overlap of stored batches": lambda wrong: open_reader("in.h5", overlap=wrong),
+    "batch_size of a corpus": lambda wrong: open_corpus("in.npy").batches(wrong, 8),
+    "batch_size of rows": lambda wrong: open_corpus("rows.npy").batches(wrong),
+    "seq_len of a corpus": lambda wrong: open_corpus("in.npy").batches(2, wrong),
+    "stride": lambda wrong: open_corpus("in.npy").batches(2, 8, wrong),
+    "seq_len of records": lambda wrong: StoreRecords("in.h5", seq_len=wrong),
+    "batch_size of a mixture": lambda wrong: MixedLoader(
+        {"a": "in.npy"}, {"a": 1.0}, batch_size=wrong, seq_len=8, **ONE_RANK
+    ),
 }
+
+
+@pytest.fixture
+def numbered(place):
+    """Make the current folder one with a stream of documents and rows, too."""
+    np.save("rows.npy", np.arange(96, dtype="<u2").reshape(-1, 8))
+    with HDF5ShardWriter("stream.h5") as writer:
+        writer.write_documents(np.arange(96), [48, 48])
+        writer.finish()
+    return place
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("wrong", ["x", 1.5, True], ids=repr)
-def test_a_number_of_a_loader_is_a_whole_number(name, wrong, place):
-    with HDF5ShardWriter("stream.h5") as writer:
-        writer.write_documents(np.arange(96), [48, 48])
-        writer.finish()
+def test_a_number_is_a_whole_number(name, wrong, numbered):
     with pytest.raises(errors.ArgumentError, match=f"must be a whole number, found {wrong!r}$") as raised:
         NUMBERS[name](wrong)
     assert str(raised.value).split()[0] == name.removeprefix("set_").split()[0]
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: Loader("in.npy", batch_size=n(2), seq_len=n(8), **ONE_RANK),
+    lambda n: Loader("in.npy", batch_size=n(2), seq_len=n(8), shuffle="records", targets=True, **ONE_RANK),
+    lambda n: Loader("rows.npy", batch_size=n(2), seq_len=n(4), **ONE_RANK),
+    lambda n: Loader("in.h5", batch_size=n(4), rank=n(1), world_size=n(2)),
+    lambda n: MixedLoader({"a": "in.h5"}, {"a": 1.0}, batch_size=n(4), seq_len=n(4), **ONE_RANK),
+    lambda n: Loader(open_corpus("in.npy").batches(n(2), n(8), n(4)), **ONE_RANK),
+    lambda n: Loader(open_reader("in.npy", batch_size=n(2), seq_len=n(8), overlap=n(1)), **ONE_RANK),
+    lambda n: DocumentLoader("stream.h5", collate=("pad", n(64)), batch_size=n(1), **ONE_RANK),
+    lambda n: DocumentLoader("stream.h5", collate="pad", batch_size=n(1), shuffle=("lengths", n(1)), **ONE_RANK),
+    lambda n: DocumentLoader("stream.h5", collate="pack", max_tokens=(n(16), "truncate"), **ONE_RANK),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+def test_a_number_of_numpy_is_the_number(make, kind, numbered):
+    with make(kind) as found, make(int) as expected:
+        assert repr(found) == repr(expected)
+        assert_same(taken(found, 1), taken(expected, 1))
+        assert json.loads(json.dumps(found.state_dict())) == expected.state_dict()
 
 
 def test_true_is_no_number_of_bytes(tmp_path):

@@ -6,11 +6,13 @@ replaces the remedy with a command (`zb_hdf5/console.py`). `OSError` passes thro
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import StrEnum
 from os import PathLike
-from typing import ClassVar, Final
+from typing import ClassVar, Final, overload
 
 #: The destination in a line to type.
 DESTINATION: Final = "DST"
@@ -225,6 +227,38 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise `ArgumentError` unless `value` is one of `choices`."""
     if value not in choices:
         raise ArgumentError(f"{name} must be one of {', '.join(choices)}, found {value!r}")
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return a value as a Python integer; raise `ArgumentError` with its name if it is not a whole number."""
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise ArgumentError(f"{name} must be a whole number, found {value!r:.80}")
+
+
+@overload
+def positive(name: str, value: None) -> None: ...
+
+
+@overload
+def positive(name: str, value: int) -> int: ...
+
+
+def positive(name: str, value: int | None) -> int | None:
+    """Return None as it is, and a whole number of at least 1 as a Python integer; else raise `ArgumentError`."""
+    if value is None:
+        return None
+    number = whole_number(name, value)
+    if number < 1:
+        raise ArgumentError(f"{name} must be at least 1, found {number}")
+    return number
+
+
+def require_positive(**values: int | None) -> None:
+    """Raise `ArgumentError` unless each is None or a whole number of at least 1."""
+    for name, value in values.items():
+        positive(name, value)
 
 
 def parse_size(text: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.compat.tokenized_corpus import RustBPETokenizer
-from zb_hdf5.loaders.order import require_positive, resolve_rank
+from zb_hdf5.errors import require_positive
+from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
 from zb_hdf5.packages import require_package
 from zb_hdf5.text.parquet_file import ParquetFile

@@ -15,13 +15,12 @@ import numpy.typing as npt
 from zb_hdf5.converters.arguments import convert
 from zb_hdf5.converters.reports import Report
 from zb_hdf5.converters.text_source import Recipe, TextSource
-from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
+from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice, require_positive
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.publishing import refuse_existing, scratch_directory
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.loader import Loader
-from zb_hdf5.loaders.order import require_positive
 from zb_hdf5.loaders.state import short_repr
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import TokenArray

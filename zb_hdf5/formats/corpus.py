@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, counted, require_choice
+from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, counted, require_choice, whole_number
 from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
 from zb_hdf5.files.codecs import CompressedTokens
@@ -467,6 +467,9 @@ class Corpus:
     def windows_of(self, batch_size: int | None, seq_len: int | None, stride: int | None = None) -> Windows:
         """Return the cut of the tokens into records and batches. Takes and raises as `batches`."""
         self.require_open()
+        asked = {"batch_size": batch_size, "seq_len": seq_len, "stride": stride}
+        asked = {name: None if size is None else whole_number(name, size) for name, size in asked.items()}
+        batch_size, seq_len, stride = asked.values()
         stored = self.windows
         if stored is None:
             if batch_size is None or seq_len is None:
@@ -481,7 +484,6 @@ class Corpus:
                     "no tokens are left out"
                 )
             return Windows(batch_size, seq_len, seq_len if stride is None else stride)
-        asked = {"batch_size": batch_size, "seq_len": seq_len, "stride": stride}
         if self.joins_records and batch_size is not None:
             stored = stored.resized(batch_size)
         for name, expected in {"batch_size": stored.size, "seq_len": stored.length, "stride": stored.stride}.items():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import Pieces, ends_of, spans_of_pieces
-from zb_hdf5.errors import ArgumentError, counted, require_choice
+from zb_hdf5.errors import ArgumentError, counted, positive, require_choice, whole_number
 from zb_hdf5.field import LOSS_MASK
 from zb_hdf5.files.file_systems import is_on_network
 from zb_hdf5.files.named_splits import AUTO_SPLIT
@@ -32,7 +32,6 @@ from zb_hdf5.loaders.order import (
     SequentialOrder,
     Skip,
     StepPlan,
-    require_positive,
     resolve_rank,
     whole_seed,
     with_companion,
@@ -259,6 +258,7 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         self._require_words(shuffle)
         self._require_sizes()
         require_prefetch(prefetch)
+        pad_token_id = whole_number("pad_token_id", pad_token_id)
         found, self._closes = open_for_loader(source, 1, 1, split=split, verify=verify, read_as=read_as, cache=cache)
         with on_failure(found.close) if self._closes else nullcontext():
             corpus = found.corpus
@@ -302,9 +302,10 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
 
     def _require_sizes(self) -> None:
         """Raise `ArgumentError` for sizes that this way to collate does not have, or that contradict each other."""
-        batch_size = self.batch_size
-        max_tokens = self.max_tokens
-        multiple = self._multiple
+        batch_size = self.batch_size = positive("batch_size", self.batch_size)
+        max_tokens = self.max_tokens = positive("max_tokens", self.max_tokens)
+        multiple = self._multiple = positive("the multiple of collate", self._multiple)
+        self.bucket_batches = positive("bucket_batches", self.bucket_batches)
         if self.collate == "pad" and batch_size is None:
             raise ArgumentError('collate="pad" needs batch_size, the documents of a batch')
         is_packed = self.collate == "pack"
@@ -314,8 +315,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
                 f'shuffle="lengths", it has no rows to fill up; found max_tokens={max_tokens}, '
                 f"batch_size={batch_size}, shuffle={self.shuffle!r}"
             )
-        require_positive(batch_size=batch_size, max_tokens=max_tokens, bucket_batches=self.bucket_batches)
-        require_positive(**{"the multiple of collate": multiple})
         if max_tokens is not None and max_tokens % multiple:
             raise ArgumentError(f"max_tokens must be a multiple of {multiple}, as collate has it, found {max_tokens}")
 

@@ -15,7 +15,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, Unpack, overload
 
 from zb_hdf5.documents.metadata import DecodeValue, WantedSpans
-from zb_hdf5.errors import ArgumentError, counted, require_choice
+from zb_hdf5.errors import ArgumentError, counted, positive, require_choice, whole_number
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.urls import without_secrets
@@ -25,17 +25,7 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.fingerprint import FINGERPRINT_SAMPLES
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device
-from zb_hdf5.loaders.order import (
-    LASTS,
-    Skip,
-    StepPlan,
-    block_shuffle,
-    make_order,
-    require_positive,
-    resolve_rank,
-    whole_number,
-    whole_seed,
-)
+from zb_hdf5.loaders.order import LASTS, Skip, StepPlan, block_shuffle, make_order, resolve_rank, whole_seed
 from zb_hdf5.loaders.state import short_repr
 from zb_hdf5.loaders.step_values import WantedFields, code_field
 from zb_hdf5.loaders.steps import BatchT, StepReader
@@ -78,7 +68,7 @@ def _last_step(last: str | None, drop_last: bool, targets: bool) -> str:
 
 def _require_divisor(batches: Batches, seq_len: int) -> None:
     """Raise `ArgumentError` unless the records of a loader are whole parts of those that are stored."""
-    if whole_number("seq_len", seq_len) < 1 or batches.seq_len % seq_len:
+    if seq_len < 1 or batches.seq_len % seq_len:
         raise ArgumentError(f"{batches.path}: seq_len must divide the stored {batches.seq_len}, found {seq_len}")
 
 
@@ -377,6 +367,8 @@ class Loader(EpochLoader[BatchT]):
         device = cuda_device(device)  # names a missing torch before any file is open
         _require_one_store(source)
         self.seed = whole_seed(seed)
+        batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
+        seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
         batches, self._closes = open_for_loader(
             source,
             batch_size,
@@ -492,7 +484,7 @@ class Loader(EpochLoader[BatchT]):
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the batch size from the next step on, also in the middle of an iteration: nothing is skipped."""
-        require_positive(batch_size=batch_size)
+        batch_size = positive("batch_size", batch_size)
         plan = replace(self.plan, batch_size=batch_size)
         if plan.steps_from(0) < self._least_steps:
             raise ArgumentError(

@@ -12,14 +12,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, require_positive, whole_number
 from zb_hdf5.files.pages import READY_PAGES
 from zb_hdf5.files.tokens import TokenRun, Tokens, Wait
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.fingerprint import Fingerprint, Known
 from zb_hdf5.formats.windows import Windows
-from zb_hdf5.loaders.order import require_positive, whole_number, whole_seed
+from zb_hdf5.loaders.order import whole_seed
 from zb_hdf5.loaders.splitmix64 import MASK64, Words, mix, splitmix64
 from zb_hdf5.spec import DTYPE_BY_NAME, StoreMeta, TokenArray
 from zb_hdf5.store.opening import open_for_loader

@@ -7,12 +7,10 @@ checkpoint contract: golden vectors in the tests pin their results, which never 
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count, repeat
@@ -21,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zb_hdf5.errors import ArgumentError
+from zb_hdf5.errors import ArgumentError, require_positive, whole_number
 from zb_hdf5.loaders.splitmix64 import GOLDEN, MASK64, Words, mix, splitmix64
 
 IndexArray = npt.NDArray[np.int64]
@@ -524,24 +522,9 @@ def records_in(request: Request, records_per_batch: int) -> IndexArray:
     return request.records if isinstance(request, PaddedRecords) else request
 
 
-def whole_number(name: str, value: object) -> int:
-    """Return a value as a Python integer; raise `ArgumentError` with its name if it is not a whole number."""
-    with suppress(TypeError):
-        if not isinstance(value, bool):
-            return operator.index(value)  # type: ignore[arg-type]
-    raise ArgumentError(f"{name} must be a whole number, found {value!r:.80}")
-
-
 def whole_seed(seed: object) -> int:
     """Return a seed as a Python integer; raise `ArgumentError` if it is not a whole number."""
     return whole_number("seed", seed)
-
-
-def require_positive(**values: int | None) -> None:
-    """Raise `ArgumentError` unless each is None or a whole number of at least 1."""
-    for name, value in values.items():
-        if value is not None and whole_number(name, value) < 1:
-            raise ArgumentError(f"{name} must be at least 1, found {value}")
 
 
 def with_companion(name: str, value: Any, default: Any = None) -> tuple[Any, Any]:
@@ -599,7 +582,8 @@ def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tupl
         raise ArgumentError(f"pass both rank and world_size or neither, found rank={rank}, world_size={world_size}")
     if rank is None or world_size is None:
         rank, world_size = _rank_of_job()
-    if not 0 <= whole_number("rank", rank) < whole_number("world_size", world_size):
+    rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
+    if not 0 <= rank < world_size:
         raise ArgumentError(f"expected 0 <= rank < world_size, found rank {rank} of {world_size}")
     return rank, world_size
 

@@ -17,17 +17,10 @@ import numpy.typing as npt
 from zb_hdf5.documents import pieces as views
 from zb_hdf5.documents.metadata import WantedSpans
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, spans_of_pieces
-from zb_hdf5.errors import ArgumentError, ZbError, require_choice
+from zb_hdf5.errors import ArgumentError, ZbError, require_choice, require_positive
 from zb_hdf5.field import CODE, RESERVED_NAMES, SET_MARK
 from zb_hdf5.formats.batches import Batches
-from zb_hdf5.loaders.order import (
-    STEPS_AT_ONCE,
-    StoredRequest,
-    records_in,
-    requests_in,
-    require_positive,
-    with_companion,
-)
+from zb_hdf5.loaders.order import STEPS_AT_ONCE, StoredRequest, records_in, requests_in, with_companion
 from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, OF_TOKENS, StepField, as_tensor
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.packages import from_numpy

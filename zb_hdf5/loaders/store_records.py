@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.pieces import IGNORED_TARGET, Pieces, document_ids, position_ids, ranges
-from zb_hdf5.errors import ArgumentError, BatchIndexError, require_choice
+from zb_hdf5.errors import ArgumentError, BatchIndexError, positive, require_choice
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batches import Batches
@@ -190,7 +190,7 @@ class StoreRecords(Sequence[dict[str, Any]]):
         batches, self._closes = open_for_loader(source, 1, seq_len, split=split, read_as=read_as)
         self.batches: Batches = batches
         with on_failure(self.close):
-            if seq_len not in (None, batches.seq_len):
+            if positive("seq_len", seq_len) not in (None, batches.seq_len):
                 raise ArgumentError(
                     f"{batches.path}: expected seq_len={batches.seq_len}, as its records are stored, found {seq_len}"
                 )

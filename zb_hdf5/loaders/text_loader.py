@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import row_of_source
-from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice
+from zb_hdf5.errors import ArgumentError, FormatError, Remedy, StateError, require_choice, require_positive
 from zb_hdf5.files.listing import listed
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT, named_splits, train_first
@@ -28,7 +28,7 @@ from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
-from zb_hdf5.loaders.order import require_positive, resolve_rank
+from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader

@@ -10,8 +10,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from operator import index
 from typing import Any, ClassVar, Generic, Self
 
-from zb_hdf5.errors import ArgumentError, ClosedError, Remedy, ZbError
-from zb_hdf5.loaders.order import FIRST_VERSION, WIDE_VERSION, StepPlan, checked_skip, whole_number
+from zb_hdf5.errors import ArgumentError, ClosedError, Remedy, ZbError, whole_number
+from zb_hdf5.loaders.order import FIRST_VERSION, WIDE_VERSION, StepPlan, checked_skip
 from zb_hdf5.loaders.state import MAX_COUNT, Resumable, require_count, require_fields
 from zb_hdf5.loaders.stats import LoaderStats, bytes_of
 from zb_hdf5.loaders.steps import BatchT

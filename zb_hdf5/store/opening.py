@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from zb_hdf5.errors import ArgumentError, require_choice
+from zb_hdf5.errors import ArgumentError, require_choice, whole_number
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.listing import left_out_in_words
 from zb_hdf5.files.look import Look
@@ -20,6 +20,7 @@ from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.format import Found
+from zb_hdf5.formats.windows import Windows
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
@@ -232,6 +233,7 @@ def shaped_batches(
         If the corpus has no batch of that shape.
     """
     path = corpus.path
+    overlap = whole_number("overlap", overlap)
     is_whole = batch_size is not None and seq_len is not None and not read_as.names_dataset  # whose shape is compared
     if not corpus.is_stream and (overlap > 0 or is_whole):
         raise ArgumentError(f"{path}: not a token stream: its batches have the shape that they were stored with")
@@ -255,10 +257,8 @@ def _windows_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, o
     overlap
         Tokens that each window has more than `seq_len`, and shares with the next.
     """
-    if overlap < 0:
-        raise ArgumentError(f"overlap must be at least 0, found {overlap}")
-    windows = corpus.windows_of(batch_size, None if seq_len is None else seq_len + overlap, seq_len)
-    batches = Batches(corpus, windows)
+    windows = corpus.windows_of(batch_size, seq_len)
+    batches = Batches(corpus, Windows.of(windows.size, windows.length, overlap))
     if not batches.num_records:
         more = f" and {overlap} more" if overlap else ""
         raise ArgumentError(

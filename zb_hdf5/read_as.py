@@ -134,7 +134,7 @@ class ReadAs:
 
     def _require_dataset(self) -> None:
         """Check what names a dataset of HDF5, and take a copy of the channels, in the order of their names."""
-        if self.dataset == "" or not isinstance(self.dataset, str | None):
+        if not isinstance(self.dataset, str | None):
             raise ArgumentError(f"dataset must be a name, found {self.dataset!r}", options=["dataset"])
         if self.axes not in (None, *AXES):
             raise ArgumentError(f"axes must be {' or '.join(AXES)}, found {self.axes!r}", options=["axes"])

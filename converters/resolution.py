@@ -28,8 +28,8 @@ from zb_hdf5.converters.parts_of_rows import refuse_parts_of_rows
 from zb_hdf5.converters.settings import Settings, Target, resolved_as
 from zb_hdf5.converters.source_paths import SourcePaths
 from zb_hdf5.converters.sources import (
-    ARRAYS,
     FOREIGN_HDF5,
+    RECORDS,
     STORED_HDF5,
     WITHOUT_DOCUMENTS,
     Source,
@@ -182,8 +182,9 @@ def _taken(paths: list[Path], conversion: Conversion, looks: SourcePaths) -> tup
         return name, STORED_HDF5
     if may_lack_documents(name, conversion) and looks.lack_documents(paths, name, conversion):
         return name, WITHOUT_DOCUMENTS
-    if name == NPY and conversion.target in document_targets() and looks.has_records(paths[0]):
-        return name, ARRAYS
+    asks_for_rows = conversion.target in document_targets() or "layout" in conversion.given  # it is refused by its name
+    if name == NPY and asks_for_rows and looks.has_records(paths[0]):
+        return name, RECORDS
     return name, source_named(name, conversion)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.cut_source import CutSource
@@ -17,13 +18,17 @@ from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
 from zb_hdf5.converters.source_paths import stream_of
 from zb_hdf5.converters.stream_source import BOUNDED_TOKENS, StreamSource, require_no_unfit, without_documents
-from zb_hdf5.errors import ArgumentError, ConvertError
+from zb_hdf5.errors import ArgumentError, ConvertError, FormatError, Remedy
 from zb_hdf5.files.listing import require_named_once
 from zb_hdf5.formats.document_source import DocumentSource
 from zb_hdf5.formats.flat_facts import FlatFacts
+from zb_hdf5.formats.format import Found
 from zb_hdf5.formats.h5_column import Column
 from zb_hdf5.notes import note
 from zb_hdf5.store.format_list import flat_format, row_named
+
+#: The cure for records where a stream is expected.
+_TAKES_RECORDS: Final = "npy-to-hdf5 takes records"
 
 
 def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedSource]:
@@ -71,8 +76,18 @@ def _require_streams(files: Iterable[FlatFacts]) -> None:
     for file in files:
         if file.record_tokens is not None:
             raise ConvertError(
-                f"{file.path}: expected a 1-D stream of tokens, found shape {file.shape}; npy-to-hdf5 takes records"
+                f"{file.path}: expected a 1-D stream of tokens, found shape {file.shape}; {_TAKES_RECORDS}"
             )
+
+
+def _stream_at(path: Path, backend: str, settings: Settings) -> Found:
+    """Return the findings at a path; `ConvertError` for short records, whose axes help no stream."""
+    try:
+        return settings.looks.at(path, backend=backend, read_as=settings.input.read_as)
+    except FormatError as error:
+        if error.remedy is not Remedy.RECORD_AXES:
+            raise
+        raise ConvertError(f"{error.facts}; {_TAKES_RECORDS}") from None
 
 
 def _kept(paths: list[Path], settings: Settings) -> StreamSource:
@@ -80,7 +95,7 @@ def _kept(paths: list[Path], settings: Settings) -> StreamSource:
     options = settings.input
     tokens_only = settings.target.tokens_only
     backend = settings.source_format if flat_format(settings.source_format) is not None else "auto"
-    at_paths = {path: settings.looks.at(path, backend=backend, read_as=options.read_as) for path in paths}
+    at_paths = {path: _stream_at(path, backend, settings) for path in paths}
     for found in at_paths.values():
         _require_streams(found.facts)
     streams = [stream_of(replace(found, look=None), None) for found in at_paths.values()]  # closed before it is read

@@ -172,6 +172,9 @@ ARRAYS: Final = Source(
     several=True,
 )
 
+#: Arrays of two axes, where documents are asked for.
+RECORDS: Final = replace(ARRAYS, noun="2-D .npy files of records")
+
 # --- a corpus as documents ---------------------------------------------------------------------------------------
 
 #: One stream, whose documents become rows where it lies.
@@ -413,13 +416,14 @@ def _possible(kind: Source, conversion: Conversion) -> set[str]:
 def _unused(facts: str, kind: Source, conversion: Conversion, names: list[str]) -> ArgumentError:
     """Return the error for options that do not apply, with those that do."""
     known = sorted(kind.options_of(conversion.target))
-    if "memory" in names and "workers" in known:
-        facts += "; fewer workers take less"
-    if conversion.is_stream and "layout" in names:
-        facts += f"; target {STREAM} writes a token stream"
-        names = [*names, "target"]
     near = dict.fromkeys(each for name in names for each in get_close_matches(name, known, n=1))
     hint = f"the nearest that does is {', '.join(near)}; " if near else ""
+    facts += f"; leave {'them' if len(names) > 1 else 'it'} out"
+    if "memory" in names and "workers" in known:
+        facts += "; fewer workers take less"
+    if conversion.is_stream and "layout" in names and kind.has_documents:
+        facts += f": target {STREAM} writes a token stream"
+        names = [*names, "target"]
     return ArgumentError(f"{facts}; {hint}the options are {', '.join(known)}", options=[*names, *known])
 
 
@@ -427,4 +431,7 @@ def _owners(names: list[str]) -> str:
     """Return the kinds of sources that take all of these options, in words."""
     kinds = {**sources(), HDF5: STORED_HDF5, f"{HDF5} of other programs": FOREIGN_HDF5}
     owners = [name for name, kind in kinds.items() if {*names} <= {*kind.options_of_any_target(is_stream=False)}]
+    if not owners:  # of streams, those whose documents are kept
+        kept = (_KEPT_ARRAYS, _KEPT)
+        owners = [kind.noun for kind in kept if {*names} <= {*kind.options_of_any_target(is_stream=False)}]
     return ", ".join(owners) or "other conversions"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import click
+import h5py
 import numpy as np
 import pytest
 from click.shell_completion import BashComplete
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from commandline import one_error, report_of, run, run_zb, succeed
 from contents import batches_of
 
-from zb_hdf5 import ArgumentError, convert
+from zb_hdf5 import ArgumentError, convert, open_corpus
 from zb_hdf5.__main__ import convert as script
 from zb_hdf5.commands.zb import zb
 from zb_hdf5.console import flag_of
@@ -199,18 +200,52 @@ def test_the_script_convert_is_the_same(inputs, tmp_path, monkeypatch):
 
 # --- options -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("source", "options", "message"), [
-    ("npy", ["--tokenizer", "byte"], "--tokenizer belongs to parquet, jsonl, text, found .npy files of tokens; the "
-     "options are --batch-size, --codec, "),
+    ("npy", ["--tokenizer", "byte"], "--tokenizer belongs to parquet, jsonl, text, found .npy files of tokens; "
+     "leave it out; the options are --batch-size, --codec, "),
     ("hdf5", ["--seed", "1", "--pad-id", "2"], "--pad-id, --seed belong to npy, "),
-    ("hdf5", ["--to", "npy", "--codec", "zstd"], "--codec does not apply to an HDF5 store as npy; the options are "),
-    ("npy", ["--layout", "stream"], "found 1-D .npy files; --to stream writes a token stream; the options are "),
+    ("hdf5", ["--to", "npy", "--codec", "zstd"], "--codec does not apply to an HDF5 store as npy; "
+     "leave it out; the options are "),
+    ("npy", ["--layout", "stream"], "found 1-D .npy files; leave it out: "
+     "--to stream writes a token stream; the options are "),
     ("jsonl", ["--tokenizer", "byte", "--shard-range", "0/2"], "--shard-range "),
-    ("hdf5", ["--tokens-only"], "--tokens-only does not apply to an HDF5 store as hdf5; the options are "),
+    ("hdf5", ["--tokens-only"], "--tokens-only does not apply to an HDF5 store as hdf5; leave it out; "),
+    ("hdf5", ["--layout", "stream"], "found an HDF5 store; leave it out; the options are "),
 ])  # fmt: skip
 def test_an_option_that_does_not_apply_is_refused_with_those_that_do(source, options, message, inputs, tmp_path):
     result = run_zb("convert", inputs[source], tmp_path / "out", *options)
     assert message in one_error(result, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_of_streams_names_them_and_leaving_it_out_is_the_cure(tmp_path):
+    np.save(tmp_path / "rows.npy", np.arange(64, dtype=np.uint16).reshape(-1, 2))
+    done = run_zb("convert", tmp_path / "rows.npy", tmp_path / "out", "--to", "olmo", "--boundary-token-id", 5)
+    assert one_error(done, 2).startswith(
+        f"{tmp_path}/rows.npy: --boundary-token-id belongs to 1-D .npy files, token streams of documents, found 2-D "
+        ".npy files of records; leave it out; the options are --"
+    )
+    run_zb("convert", tmp_path / "rows.npy", tmp_path / "out", "--to", "olmo", code=0)
+    assert np.fromfile(next((tmp_path / "out").glob("*.npy")), np.uint16).tolist() == [*range(64)]
+    done = run_zb("convert", tmp_path / "rows.npy", tmp_path / "store", "--layout", "stream")
+    assert "found 2-D .npy files of records; leave it out; the options are --" in one_error(done, 2)
+    run_zb("convert", tmp_path / "rows.npy", tmp_path / "store", code=0)
+    message = one_error(run_zb("convert", tmp_path / "rows.npy", tmp_path / "again", "--to", "stream"), 1)
+    assert message.endswith("found rows of 2; npy-to-hdf5 takes records")  # which has no axes to pass
+    run_zb("convert", "npy-to-hdf5", tmp_path / "rows.npy", tmp_path / "again", code=0)
+
+
+def test_a_layout_of_files_of_documents_names_the_target_that_writes_it(tmp_path):
+    with h5py.File(tmp_path / "ragged.h5", "w") as h5:
+        rows = h5.create_dataset("tokens", (3,), h5py.vlen_dtype(np.uint16))
+        for number in range(3):
+            rows[number] = np.arange(number + 2, dtype=np.uint16)
+    done = run_zb("convert", tmp_path / "ragged.h5", tmp_path / "out", "--layout", "stream")
+    message = one_error(done, 2)
+    assert "found HDF5 files of documents; leave it out: --to stream writes a token stream; the options" in message
+    assert "nearest" not in message
+    run_zb("convert", tmp_path / "ragged.h5", tmp_path / "out", "--to", "stream", code=0)
+    with open_corpus(tmp_path / "out") as corpus:
+        assert [each.ids.tolist() for each in corpus.documents] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_a_name_of_no_format_is_refused_from_python_too(inputs, tmp_path):

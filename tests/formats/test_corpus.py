@@ -90,6 +90,23 @@ def test_a_document_is_its_corpus_and_its_number(stream, monkeypatch):
         assert one == same
 
 
+def test_a_file_of_a_stream_is_a_document_and_records_have_none(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for name in ("a", "b"):
+        np.save(tmp_path / "folder" / f"{name}.npy", np.arange(8, dtype=np.uint16))
+    with open_corpus(tmp_path / "folder") as corpus, open_corpus(tmp_path / "folder" / "a.npy") as lone:
+        assert (corpus.document_count, len(corpus.documents)) == (2, 2)
+        assert [each.ids.tolist() for each in corpus.documents] == [[*range(8)]] * 2
+        assert repr(lone.documents).endswith("a.npy', 1 document)")
+        with DocumentLoader(corpus, collate="pad", batch_size=2, rank=0, world_size=1) as loader:
+            assert next(loader)["tokens"].tolist() == [[*range(8)]] * 2
+    np.save(tmp_path / "rows.npy", np.arange(64, dtype=np.uint16).reshape(8, 8))
+    convert(tmp_path / "rows.npy", "hdf5", tmp_path / "store", batch_size=2, shards=2, workers=1)
+    for path in ("rows.npy", "store"):
+        with open_corpus(tmp_path / path) as records:
+            assert (records.documents, records.document_count) == (None, 0)
+
+
 def test_a_corpus_is_compared_with_another_corpus_alone(stream, tmp_path):
     ids = np.arange(2**18, dtype=np.uint32) % 2**16
     others = ids.astype(np.uint16)

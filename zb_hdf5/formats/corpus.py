@@ -400,7 +400,11 @@ class Corpus:
 
     @property
     def documents(self) -> CorpusDocuments | None:
-        """The documents of the tokens, by their numbers; None where none are stored."""
+        """The documents of the tokens, by their numbers.
+
+        A stream always has some: each of its files is one document where nothing tells them apart, as in a 1-D `.npy`
+        file, and a `DocumentLoader` reads these. None: records, without documents stored with them.
+        """
         table = self.document_table
         return None if table is None else CorpusDocuments(self, table)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zb_hdf5.documents.metadata import DecodeValue, Document, Spans
-from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError
+from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, counted
 from zb_hdf5.field import UNITS
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.spec import STREAM_LAYOUT, StoreMeta, TokenArray
@@ -224,4 +224,4 @@ class CorpusDocuments(Sequence[CorpusDocument]):
         return self._table.spans(start, stop, codec)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._corpus.path)!r}, {len(self):,} documents)"
+        return f"{type(self).__name__}({str(self._corpus.path)!r}, {counted(len(self), 'document')})"

@@ -336,7 +336,12 @@ class StoreCorpus(Corpus):
 
     @property
     def document_count(self) -> int:
-        """Documents of a stream; of OLMo files, the `.csv.gz` of each is read for it at the first call."""
+        """Documents of a stream, and of records with documents; 0: of others.
+
+        Of OLMo files, the `.csv.gz` of each is read for it at the first call.
+        """
+        if not (self.is_stream or self.has_documents):
+            return 0
         documents = self._record_documents
         if not isinstance(documents, StreamDocuments):  # the values of a field
             documents = self._documents_of(self.index, self._shards)

@@ -1,11 +1,12 @@
-"""Arrays of tokens as a source of batches, whatever files hold them: their records, shuffled or not."""
+"""Arrays of tokens as a source of batches, whatever files hold them: their records, split by split, shuffled or not."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +25,12 @@ from zb_hdf5.converters.batch_source import (
 from zb_hdf5.converters.record_places import RecordPlaces
 from zb_hdf5.converters.routes import TRAIN, VAL
 from zb_hdf5.converters.settings import Settings, Target
+from zb_hdf5.converters.split_order import SplitOrder
 from zb_hdf5.errors import ArgumentError, ConvertError, Remedy, counted
 from zb_hdf5.field import Field
 from zb_hdf5.files.paths import OpenFiles
 from zb_hdf5.files.tokens import Tokens
-from zb_hdf5.loaders.order import write_order
+from zb_hdf5.loaders.order import Permutation, write_order
 from zb_hdf5.spec import (
     StoreMeta,
     TokenArray,
@@ -71,8 +73,22 @@ def _in_words(fields: Sequence[Field]) -> str:
     return ", ".join(f"{field.name} {field.dtype}" for field in fields) or "none"
 
 
+@dataclass(frozen=True)
+class _Split:
+    """The records of one split, and their batches: both follow those of the split before it."""
+
+    name: str
+    first_record: int
+    num_records: int
+    first_batch: int
+    num_batches: int
+    order: Permutation | None  # stored record -> source record, both counted in the split
+
+
 class ArraySource(BatchSource):
     """Batches of records from arrays, with their fields, shuffled or not. Those of a split for validation come last.
+
+    Each split that is told is shuffled by itself, and has batches of its own.
 
     Parameters
     ----------
@@ -100,11 +116,13 @@ class ArraySource(BatchSource):
     val_fraction
         The share of the records that is held out as the split "val": of the shuffled ones the last.
     target
-        The number or the size of the shards of the split for training, where records are held out.
+        The number or the size of the shards of the first split, where there are several, or records are held out.
     described
         More entries of the source in `shards.json`.
     suspects
         The options that an id outside of the range proves wrong.
+    told
+        The split of each file, the files of a split after each other; (): all are of one.
 
     Attributes
     ----------
@@ -129,6 +147,7 @@ class ArraySource(BatchSource):
         target: Target | None = None,
         described: Mapping[str, Any] = NOTHING_MORE,
         suspects: tuple[str, ...] = (),
+        told: Sequence[str] = (),
     ) -> None:
         self.paths = [file.path for file in files]
         self.dtypes = [file.dtype for file in files]
@@ -137,7 +156,8 @@ class ArraySource(BatchSource):
             seq_len = _stored_length(files)
         for file in files:
             file.require_length(seq_len)
-        self._places = RecordPlaces([file.shape for file in files], seq_len)
+        firsts = [next(group)[0] for _, group in groupby(enumerate(told), key=lambda each: each[1])] or [0]
+        self._places = RecordPlaces([file.shape for file in files], seq_len, firsts)
         total = self._places.total
         stored = fitting_dtype(self.dtypes, vocab_size, pad_id + 1) if dtype == "auto" else stored_dtype(dtype)
         fields = _fields_of(files)
@@ -154,29 +174,62 @@ class ArraySource(BatchSource):
             "remainder": remainder,
             "pad_id": pad_id,
         }
-        self.identity: dict[str, Any] = {"cut": "across files"} if self._places.cuts_files else {}
+        is_cut_across = self._places.cuts_files and len(firsts) == 1  # several splits were always cut so
+        self.identity: dict[str, Any] = {"cut": "across files"} if is_cut_across else {}
         self.pad_id = pad_id
-        self.order = write_order(total, seed) if shuffle else None
         self._open_files: OpenFiles[Tokens] = OpenFiles("pread")  # touched pages of a mapping count as own memory
-        self._count_tokens(remainder)
+        self.counts = TokenCounts(sum(file.num_tokens for file in files))
+        self.counts.drop("file tail", self._places.num_left_over)
+        self.num_batches = 0
+        self._splits: list[_Split] = []
+        edges = [*map(self._places.first_record, firsts), total]
+        for number, (first, end) in zip(firsts, pairwise(edges), strict=True):
+            order = write_order(end - first, seed) if shuffle else None
+            try:
+                self._add_split(told[number] if told else "", first, end - first, order, remainder)
+            except ConvertError as error:
+                if len(firsts) > 1:
+                    error.add_note(f"the split {told[number]}, by the names of its files, is a part of its own")
+                raise
+        self.order = self._splits[0].order
+        if len(self._splits) > 1:
+            self._cut_by_split(target)
         self.suspects = suspects
         if val_fraction:
             self._hold_out(val_fraction, target)
         self.description |= described
         self._is_compared = False
 
-    def _count_tokens(self, remainder: str) -> None:
-        """Decide which records are stored, and count the others."""
+    def _add_split(self, name: str, first: int, count: int, order: Permutation | None, remainder: str) -> None:
+        """Decide which of the records of a split, from the first one on, are stored, and count the others."""
         meta = self.meta
-        total = meta.total_records
-        self.counts = TokenCounts(sum(file.num_tokens for file in self._files))
-        self.counts.drop("file tail", self._places.num_left_over)
-        self.num_batches, rest = batches_of(total, meta, remainder)
+        num_batches, rest = batches_of(count, meta, remainder)
         if rest and remainder == "pad":
-            self.counts.padding_rows = meta.batch_size - rest
-            self.counts.padded = self.counts.padding_rows * meta.seq_len
+            self.counts.padding_rows += meta.batch_size - rest
+            self.counts.padded += (meta.batch_size - rest) * meta.seq_len
         else:
             self.counts.drop("remainder", rest * meta.seq_len)
+        self._splits.append(_Split(name, first, count, self.num_batches, num_batches, order))
+        self.num_batches += num_batches
+
+    def _cut_by_split(self, target: Target | None) -> None:
+        """Cut each of several splits into shards: none has two. Their order is that of each, one after the other."""
+        batch_size = self.meta.batch_size
+        stored = [min(each.num_records, each.num_batches * batch_size) for each in self._splits]
+        orders = [each.order for each in self._splits if each.order is not None]
+        # of rows of padding in the middle there is no order
+        self.order = SplitOrder(orders, stored) if orders and not self.counts.padding_rows else None
+        train = self._splits[0].num_batches
+        largest = -(-train // (1 if target is None else number_of_shards(train, self.meta, target)))
+        shards = []
+        for each, records in zip(self._splits, stored, strict=True):
+            count = -(-each.num_batches // largest)
+            for start, stop in pairwise(k * each.num_batches // count for k in range(count + 1)):
+                held = min(records, stop * batch_size) - start * batch_size
+                shards.append(SourceShard(stop - start, each.name, held))
+        self.shards = shards
+        self.is_cut = True
+        self.meta = replace(self.meta, total_records=sum(stored))
 
     def _hold_out(self, val_fraction: float, target: Target | None) -> None:
         """Cut the last batches into the shards of the split "val", and those before them into the shards of "train".
@@ -229,12 +282,17 @@ class ArraySource(BatchSource):
 
     def _read_column(self, name: str, start: int, out: TokenArray, padding: Any) -> None:
         """Fill `out` with consecutive batches of the tokens (""), or of a field."""
-        rows = out.reshape(-1, self.meta.seq_len)
-        first = start * self.meta.batch_size
-        count = min(len(rows), self.meta.total_records - first)
-        positions = np.arange(first, first + count)
-        self._gather(name, positions if self.order is None else self.order.indices(positions), rows[:count])
-        rows[count:] = padding
+        for split in self._splits:
+            begin = max(start, split.first_batch)
+            stop = min(start + len(out), split.first_batch + split.num_batches)
+            if begin < stop:
+                rows = out[begin - start : stop - start].reshape(-1, self.meta.seq_len)
+                first = (begin - split.first_batch) * self.meta.batch_size
+                count = min(len(rows), split.num_records - first)
+                positions = np.arange(first, first + count)
+                records = positions if split.order is None else split.order.indices(positions)
+                self._gather(name, records + split.first_record, rows[:count])
+                rows[count:] = padding
 
     def read_records(self, first: int, rows: TokenArray, name: str = "") -> None:
         self._gather(name, np.arange(first, first + len(rows)), rows)
@@ -338,7 +396,12 @@ def array_options(settings: Settings) -> dict[str, Any]:
     layout = settings.layout
     dtype = settings.target.dtype
     row = batch_format(settings.target.format)
-    of_all = {"seq_len": layout.seq_len, "seed": layout.seed, "vocab_size": settings.input.vocab_size}
+    of_all = {
+        "seq_len": layout.seq_len,
+        "seed": layout.seed,
+        "vocab_size": settings.input.vocab_size,
+        "target": settings.target,
+    }
     if row is None:
         return {**of_all, "dtype": dtype, "batch_size": 1, "shuffle": False, "val_fraction": 0.0}
     return {
@@ -349,5 +412,4 @@ def array_options(settings: Settings) -> dict[str, Any]:
         "remainder": layout.remainder,
         "pad_id": layout.pad_id,
         "val_fraction": layout.val_fraction,
-        "target": settings.target,
     }

@@ -30,13 +30,17 @@ class RecordPlaces:
         The shape of each array: (tokens,) of a stream, (records, tokens of each) of records.
     seq_len
         Tokens of a record.
+    begins
+        The numbers of arrays that no record shares with the array before them, such as the first one of a split.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]], seq_len: int) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], seq_len: int, begins: Sequence[int] = ()) -> None:
         self.seq_len = seq_len
         self._file_ends = np.cumsum([*map(math.prod, shapes)])
         self._file_starts = np.concatenate([[0], self._file_ends[:-1]])
-        is_begun = [True, *(len(before) == 2 or len(shape) == 2 for before, shape in pairwise(shapes))]
+        is_begun = np.array([True, *(len(before) == 2 or len(shape) == 2 for before, shape in pairwise(shapes))])
+        is_begun[[*begins]] = True
+        self._runs = np.cumsum(is_begun) - 1
         self._starts = self._file_starts[is_begun]  # of each run of files that are cut together
         tokens = np.diff([*self._starts, self._file_ends[-1]])
         counts = tokens // seq_len
@@ -45,9 +49,13 @@ class RecordPlaces:
         self.total = int(self._ends[-1])
         self.num_left_over = int((tokens - counts * seq_len).sum())
         counts_alone = np.diff([*self._file_starts, self._file_ends[-1]]) // seq_len
-        skips = self._file_starts - self._starts[np.cumsum(is_begun) - 1]
+        skips = self._file_starts - self._starts[self._runs]
         is_shifted = bool((skips[counts_alone > 0] % seq_len).any())
         self.cuts_files = is_shifted or int(counts_alone.sum()) < self.total
+
+    def first_record(self, file_number: int) -> int:
+        """Return the first record of the files that are cut together with this one."""
+        return int(self._firsts[self._runs[file_number]])
 
     def starts(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the first token of each record, counted over all files."""

@@ -9,7 +9,7 @@ from reading import reading
 from split_corpus import FILES, FORMATS, ids_of, write_npy
 
 from zb_hdf5 import ArgumentError, ConvertError, Loader, ShardIndex, convert, open_corpus, open_reader, verify_store
-from zb_hdf5.converters.split_arrays import SplitOrder
+from zb_hdf5.converters.split_order import SplitOrder
 from zb_hdf5.loaders.order import write_order
 
 SPLITS = ("train", "val", "test")
@@ -192,3 +192,28 @@ def test_the_order_of_several_splits_is_a_permutation_with_its_inverse():
     assert order.positions(found).tolist() == positions.tolist()
     assert (found[:100] < 103).all()
     assert (found[100:150] >= 104).all()
+
+
+def test_no_record_is_left_over_where_each_split_fills_its_batches(tmp_path):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, count in (("train", 45), ("val", 25)):  # together they would have one record more
+        np.save(folder / f"{name}.npy", np.arange(count, dtype=np.uint16))
+    report = convert(folder, "hdf5", tmp_path / "out", batch_size=2, seq_len=10, remainder="error", shuffle=False)
+    assert report.counts.dropped == {"file tail": 10}
+    assert rows_of(tmp_path / "out", "train").reshape(-1).tolist() == [*range(40)]
+    assert rows_of(tmp_path / "out", "val").reshape(-1).tolist() == [*range(20)]
+    np.save(folder / "val.npy", np.arange(35, dtype=np.uint16))
+    with pytest.raises(ConvertError, match="1 are left over") as caught:
+        convert(folder, "hdf5", tmp_path / "more", batch_size=2, seq_len=10, remainder="error")
+    assert caught.value.__notes__ == ["the split val, by the names of its files, is a part of its own"]
+
+
+@pytest.mark.parametrize("split", [None, "all"])
+def test_a_store_of_several_splits_is_told_that_uint16_would_be_smaller_too(tmp_path, split):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in ("train", "val"):
+        np.save(folder / f"{name}.npy", np.arange(40, dtype=np.uint32))
+    report = convert(folder, "hdf5", tmp_path / "out", batch_size=2, seq_len=10, **({"split": split} if split else {}))
+    assert report.lacks_vocab_size

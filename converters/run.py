@@ -25,7 +25,7 @@ from zb_hdf5.converters.engines import (
     end_unguarded_worker,
     open_engine,
 )
-from zb_hdf5.converters.packed_source import PackedSource
+from zb_hdf5.converters.packed_batches import PackedBatches
 from zb_hdf5.converters.plan import Content, Plan, forget_received
 from zb_hdf5.converters.record_source import RecordSource, documents_told
 from zb_hdf5.converters.reports import DryRun, Report
@@ -177,4 +177,4 @@ def _workers_of(plan: Plan, settings: Settings) -> int:
 def _memory_of(plan: Plan, settings: Settings) -> DocumentMemory:
     """Return the memory in which the documents of a conversion that may be bounded are read and packed."""
     source = plan.source
-    return source.memory if isinstance(source, PackedSource) else DocumentMemory.of_source(source, settings)
+    return source.memory if isinstance(source, PackedBatches) else DocumentMemory.of_source(source, settings)

@@ -197,8 +197,8 @@ def _read_run(task: RunTask, first: int, records: npt.NDArray[np.uint8]) -> None
         records[:, place] = values.view(np.uint8)
 
 
-class ScatteredSource(BatchSource):
-    """A source whose records were scattered to run files: reads batches from them, a bucket at a time.
+class ScatteredBatches(BatchSource):
+    """A step of a conversion: the batches of a source, from the run files of its records, a bucket at a time.
 
     Parameters
     ----------
@@ -400,4 +400,4 @@ def scattered(source: BatchSource, shuffle: Shuffle, destination: Path, workers:
         workers.shown.begin("scattering", sum(task.amount for task in tasks), "B")
         with closing(workers.engine.run(scatter_run, tasks, workers.shown.advance)) as results:
             list(results)
-        yield ScatteredSource(source, plan, folder)
+        yield ScatteredBatches(source, plan, folder)

@@ -12,7 +12,7 @@ from zb_hdf5.converters.conversion import STREAM
 from zb_hdf5.converters.cut_source import CutSource
 from zb_hdf5.converters.foreign_datasets import require_all_fields
 from zb_hdf5.converters.option import Role
-from zb_hdf5.converters.packed_source import PackedSource, open_packed
+from zb_hdf5.converters.packed_batches import PackedBatches, open_packed
 from zb_hdf5.converters.piece_source import PieceSource
 from zb_hdf5.converters.routes import told_splits
 from zb_hdf5.converters.settings import Settings
@@ -31,7 +31,7 @@ from zb_hdf5.store.format_list import flat_format, row_named
 _TAKES_RECORDS: Final = "npy-to-hdf5 takes records"
 
 
-def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedSource]:
+def open_as_documents(paths: list[Path], settings: Settings) -> DocumentSource | AbstractContextManager[PackedBatches]:
     """Open the documents at some paths, as a conversion asks."""
     if Role.STREAM in settings.roles:
         return open_packed(paths, settings)

@@ -33,7 +33,7 @@ from zb_hdf5.converters.journal import (
     refuse_interrupted,
     require_unchanged,
 )
-from zb_hdf5.converters.packed_source import PackedSource
+from zb_hdf5.converters.packed_batches import PackedBatches
 from zb_hdf5.converters.plan import BatchRange, Plan, SentOnce, Task, write_sent, write_task
 from zb_hdf5.converters.reports import Done, Report
 from zb_hdf5.converters.routes import require_documents
@@ -368,7 +368,7 @@ def _write_rows(plan: Plan, source: DocumentSource, settings: Settings, workers:
     with LockedFolder(_staging(destination)) as folder:
         staged = _report(plan, _fill(folder, plan, settings, workers), settings)
         try:
-            rows = PackedSource(
+            rows = PackedBatches(
                 folder.partial_path,
                 folder.partial_path,
                 options,

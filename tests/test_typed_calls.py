@@ -115,7 +115,7 @@ CALLS = {
     ("zb_hdf5.converters.source_records", "_require_documents"): Met(
         flat_dataset, "zb convert t.h5 out --to stream", "DST", "of 32 x 512"
     ),
-    ("zb_hdf5.converters.packed_source", "_no_documents"): Met(
+    ("zb_hdf5.converters.packed_batches", "_no_documents"): Met(
         mask_without_documents, "zb convert oi rows --source-dtype uint32 --seq-len 50 --batch-size 1",
         "DST", "4,000", 2,
     ),

@@ -32,7 +32,7 @@ from zb_hdf5.converters.cli import convert_commands as convert
 from zb_hdf5.converters.conversion import WHOLE, Conversion, LayoutOptions
 from zb_hdf5.converters.engines import Engine, open_engine
 from zb_hdf5.converters.journal import journal_name
-from zb_hdf5.converters.packed_source import PackedSource
+from zb_hdf5.converters.packed_batches import PackedBatches
 from zb_hdf5.converters.packing import BUFFER_DOCUMENTS, PACKINGS, best_fit, concat, pad
 from zb_hdf5.converters.resolution import resolved
 from zb_hdf5.converters.routes import ShardDocuments
@@ -219,7 +219,7 @@ def test_the_counts_balance(tmp_path_factory, lengths, packing, remainder, batch
     options = layout(batch_size, seq_len, shuffle=shuffle, packing=packing, remainder=remainder)
     try:
         target = resolved(Conversion(folder, "hdf5", folder / "out", source_format="stream"))[0].target
-        source = PackedSource(folder, folder, LayoutOptions(**options), target)
+        source = PackedBatches(folder, folder, LayoutOptions(**options), target)
     except zb_hdf5.ConvertError:  # not one batch of a split
         return
     stored = np.empty((source.num_batches, batch_size, seq_len), np.uint32)

@@ -70,7 +70,7 @@ def scatter_all(plan, records, folder):
 def read(plan, folder, first, count):
     """Return the records of consecutive positions."""
     rows = np.empty((count, 1, L), "<u2")
-    shuffle.ScatteredSource(Numbered(None), plan, folder).read_into(first, rows)
+    shuffle.ScatteredBatches(Numbered(None), plan, folder).read_into(first, rows)
     return rows
 
 
@@ -89,7 +89,7 @@ def plans(draw):
 def test_any_rows_of_any_plan_are_those_of_a_direct_gather(plan, data, tmp_path_factory):
     records = numbered(plan.order.n)
     folder = scatter_all(plan, records, tmp_path_factory.mktemp("runs"))
-    reader = shuffle.ScatteredSource(Numbered(None), plan, folder)
+    reader = shuffle.ScatteredBatches(Numbered(None), plan, folder)
     for _ in range(3):
         start, stop = data.draw(st.sampled_from(plan.buckets))
         first = data.draw(st.integers(start, stop - 1))
@@ -179,7 +179,7 @@ def test_many_runs_and_buckets_through_the_source(tmp_path):
     plan = shuffle.ScatterPlan(opened.order, 16, opened.meta.dtype, 90, ((0, 333), (333, 500), (500, 1000)))
     for number in range(plan.num_runs):
         shuffle.scatter_run(shuffle.RunTask(opened, plan, number, plan.run_path(tmp_path, number)))
-    scattered = shuffle.ScatteredSource(opened, plan, tmp_path)
+    scattered = shuffle.ScatteredBatches(opened, plan, tmp_path)
     found, expected = (np.empty((opened.num_batches, 8, 16), opened.meta.dtype) for _ in range(2))
     scattered.read_into(0, found)
     opened.read_into(0, expected)

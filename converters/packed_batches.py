@@ -1,4 +1,4 @@
-"""The documents of a stream as batches: packed into rows, split after split, and shuffled."""
+"""A step of a conversion: the documents of a stream, packed into rows, split after split, and shuffled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from zb_hdf5.store.verify import require_digests
 READ_AS_STORED: Final = InputOptions()
 
 
-class PackedSource(BatchSource):
+class PackedBatches(BatchSource):
     """Batches of the packed documents of a stream, the split for training first: each split in its own order.
 
     The shards of the first split are those that were asked for. A stream that was written for the conversion is not
@@ -99,7 +99,7 @@ class PackedSource(BatchSource):
         description: dict[str, Any] | None = None,
         paths: Sequence[Path] = (),
         counts: TokenCounts | None = None,
-        require_memory: Callable[[PackedSource], None] = lambda source: None,
+        require_memory: Callable[[PackedBatches], None] = lambda source: None,
     ) -> None:
         found = found or found_at(path, split=None, read_as=read.read_as)
         splits = [None] if read.is_one_split else found.splits_there()
@@ -249,8 +249,8 @@ def _no_documents(path: Path, store: StoreCorpus, read_as: ReadAs) -> ArgumentEr
 
 
 @contextmanager
-def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource]:
-    """Open a `PackedSource` whose plan is in `<destination>.plan.partial/` inside the block; each job has its own."""
+def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedBatches]:
+    """Open a `PackedBatches` whose plan is in `<destination>.plan.partial/` inside the block; each job has its own."""
     path = local_path(paths[0])
     destination = settings.target.path
     part = settings.work.shard_range
@@ -259,7 +259,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
     if found.layout != STREAM_LAYOUT:
         raise ArgumentError(f"{path}: expected a token stream of documents, found batches")
     with scratch_directory(destination.with_name(destination.name + suffix)) as folder:
-        yield PackedSource(
+        yield PackedBatches(
             path,
             folder,
             settings.layout,
@@ -272,7 +272,7 @@ def open_packed(paths: list[Path], settings: Settings) -> Generator[PackedSource
         )
 
 
-def _require(settings: Settings, source: PackedSource) -> None:
+def _require(settings: Settings, source: PackedBatches) -> None:
     """Raise `ArgumentError` if a source takes more memory than a conversion may."""
     bound = settings.bound_bytes
     if bound is not None:

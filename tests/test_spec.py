@@ -1,5 +1,6 @@
 """The bytes of the `.batch` header, and the limits of what may be stored."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zb_hdf5 import ArgumentError, ConvertError, FormatError, IncompleteError, StoreMeta
+from zb_hdf5.field import Field
 from zb_hdf5.formats.native import BatchCorpus, batch_file_bytes, pack_header, unpack_header
 from zb_hdf5.spec import BATCHES_ATTRIBUTES, HEADER_BYTES, as_stored, meta_block_bytes, stored_dtype
 
@@ -192,3 +194,18 @@ def test_limits_themselves_are_stored_and_unknown_dtypes_are_refused():
 def test_impossible_descriptions_are_refused(changes, message):
     is_refused(ArgumentError, lambda: replace(META, **changes), match=message)
     assert StoreMeta(2**32 // 4 - 1, 1, U32).batch_bytes == 2**32 - 4  # the largest batch that is possible
+
+
+FIELD = Field("score", np.dtype([("x", "f4"), ("y", "u1")]))
+
+
+@pytest.mark.parametrize("meta", [
+    StoreMeta(1, 2, np.dtype("u1")),
+    StoreMeta(3, 2, np.dtype("u2"), layout="stream", boundary_token_id=3),
+    StoreMeta(1, 2, np.dtype("u4"), unfit=(("labels", "words"),)),
+    StoreMeta(1, 2, np.dtype("u2"), fields=(FIELD,)),
+    StoreMeta(1, 2, np.dtype("u2"), fields=(FIELD,)).of_field("score"),
+])  # fmt: skip
+def test_pickled_facts_are_the_same_without_the_usual_ones(meta):
+    assert pickle.loads(pickle.dumps(meta)) == meta
+    assert len(pickle.dumps(META)) < 80

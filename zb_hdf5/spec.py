@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -437,6 +438,14 @@ class StoreMeta:
     field: Field | None = None
     unfit: tuple[tuple[str, str], ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the values up to the last that is not the usual one, and the name of the dtype, not its layout."""
+        values = [*_VALUES_OF_META(self)]
+        while values[-1] == _USUAL_OF_META[len(values) - 1]:
+            values.pop()
+        values[_DTYPE_AT] = self.dtype if self.dtype.names is not None else self.dtype.str
+        return _meta_of, tuple(values)
+
     def __repr__(self) -> str:
         shape = f"batch_size={self.batch_size}, seq_len={self.seq_len}, dtype={self.dtype.name}"
         fields = ", ".join(field.name for field in self.fields) or "none"
@@ -524,6 +533,17 @@ class StoreMeta:
     def padded_batch_bytes(self) -> int:
         """Bytes of one slot of a `.batch` file: `batch_bytes` rounded up to whole pages."""
         return -(-self.batch_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+#: Returns the values of a `StoreMeta`; their defaults; the place of the dtype among them.
+_VALUES_OF_META: Final = attrgetter(*(each.name for each in fields(StoreMeta)))
+_USUAL_OF_META: Final = tuple(each.default for each in fields(StoreMeta))
+_DTYPE_AT: Final = 2
+
+
+def _meta_of(batch_size: int, seq_len: int, dtype: npt.DTypeLike, *others: Any) -> StoreMeta:
+    """Return facts that were pickled."""
+    return StoreMeta(batch_size, seq_len, np.dtype(dtype), *others)
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

@@ -73,6 +73,9 @@ class Extents:
             ends = accumulate(run.num_batches for run in self.runs)
             self._firsts = [0, *ends][: len(self.runs)]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Extents, (self.runs, self.batch_bytes)
+
     @classmethod
     def from_offsets(cls, offsets: npt.NDArray[np.int64], batch_bytes: int) -> Extents:
         """Compress a list of byte offsets, one per batch in order, into runs."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,10 @@ from zb_hdf5.spec import BATCHES, BATCHES_LAYOUT, DEFAULT_SPLIT, SAMPLED_AS, STR
 if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable
     from zb_hdf5.documents.record_documents import RecordDocuments
+
+
+#: The kinds of attributes that a pickled corpus leaves out where they are those of its class.
+_PLAIN: Final = (str, bool, type(None))
 
 
 class FieldSource(Protocol):
@@ -116,6 +120,9 @@ class Corpus:
     """
 
     backend: str
+    complete: bool = True
+    verify: str = "none"
+    _checks: str = "none"
     about: str = ""
     windows_of_set: Windows | None = None
     words: tuple[str, ...] = ()
@@ -713,7 +720,7 @@ class Corpus:
         return {
             name: value
             for name, value in state.items()
-            if (name not in empty or value) and (value is not None or getattr(kind, name, ...) is not None)
+            if (name not in empty or value) and not (isinstance(value, _PLAIN) and value == getattr(kind, name, ...))
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

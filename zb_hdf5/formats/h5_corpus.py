@@ -82,7 +82,6 @@ class HDF5Corpus(Corpus):
         self.max_token = column.max_token
         self.extents = column.extents if isinstance(column.extents, Extents) else None
         self.compressed = column.compressed
-        self.identity = column.identity
         self.origin = column.origin
         self.foreign_dataset = column.name if column.is_foreign else None
         self.documents_sha256 = column.documents_sha256
@@ -110,7 +109,7 @@ class HDF5Corpus(Corpus):
         runs = self.columns.get(name)
         if runs and file is not None:
             return stored_crc32(file, runs, self.num_units)
-        return Crc32Rows(partial(_rows_by_library, self.path, self.identity, name, self.num_units))
+        return Crc32Rows(partial(_rows_by_library, self.path, self._column.identity, name, self.num_units))
 
     def missing_digests(self) -> str:
         if self._column.is_foreign:
@@ -150,7 +149,7 @@ class HDF5Corpus(Corpus):
             offsets = DocumentOffsets(
                 self.path,
                 self.num_tokens,
-                self.identity,
+                self._column.identity,
                 access=self._access,
                 stored=self._column.offsets,
                 look=look,

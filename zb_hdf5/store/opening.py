@@ -7,14 +7,14 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from zb_hdf5.errors import ArgumentError, require_choice, whole_number
 from zb_hdf5.field import Fields, parse_fields
 from zb_hdf5.files.listing import left_out_in_words
 from zb_hdf5.files.look import Look
 from zb_hdf5.files.named_splits import AUTO_SPLIT
-from zb_hdf5.files.paths import local_path, on_failure
+from zb_hdf5.files.paths import any_path, local_path, on_failure
 from zb_hdf5.formats.access import Access, Verify
 from zb_hdf5.formats.batch_writer import BatchWriter, FileWriter
 from zb_hdf5.formats.batches import Batches
@@ -157,9 +157,31 @@ class OpenedByPath:
     how: HowToOpen
     cache: str | os.PathLike[str] | Cache | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what is not a default, and the path as the corpus has it, whose parts are there once."""
+        given = {name: value for name, value in self.how.items() if value != _USUAL.get(name)}
+        return _opened_by, (any_path(self.path), given, self.cache)
+
     def open(self, split: str | None) -> Corpus:
         """Open another split of the same path."""
         return _open_cached(self.path, {**self.how, "split": split}, self.cache)
+
+
+#: The defaults of `open_corpus`.
+_USUAL: Final[HowToOpen] = {
+    "backend": "auto",
+    "access": "auto",
+    "verify": "auto",
+    "read_as": AS_STORED,
+    "split": AUTO_SPLIT,
+}
+
+
+def _opened_by(
+    path: str | os.PathLike[str], given: HowToOpen, cache: str | os.PathLike[str] | Cache | None
+) -> OpenedByPath:
+    """Return a path that was pickled without the defaults."""
+    return OpenedByPath(path, {**_USUAL, **given}, cache)
 
 
 def _training_split(found: Found, split: str | None) -> str | None:
@@ -341,14 +363,7 @@ def _batches_over(corpus: Corpus, batch_size: int | None, seq_len: int | None, o
 
 def _refuse_fixed(source: Corpus | Batches, asked: HowToOpen, cache: str | os.PathLike[str] | Cache | None) -> None:
     """Raise `ArgumentError` for an argument that is chosen when a corpus is opened."""
-    defaults: HowToOpen = {
-        "backend": "auto",
-        "access": "auto",
-        "verify": "auto",
-        "read_as": AS_STORED,
-        "split": AUTO_SPLIT,
-    }
-    given = {name: value for name, value in asked.items() if value != defaults.get(name)}
+    given = {name: value for name, value in asked.items() if value != _USUAL.get(name)}
     if cache is not None:
         given["cache"] = cache
     for name, value in given.items():

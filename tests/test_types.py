@@ -1,17 +1,21 @@
 """Type checkers see the kind of a loader's batches, and mistakes before a run does."""
 
 import inspect
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
+import torch
 from pages import EXAMPLE, ROOT, TEXT
 
+import zb_hdf5
 from zb_hdf5 import ArgumentError, DocumentLoader, Loader, MixedLoader, TextLoader, convert
 from zb_hdf5.converters.conversion import OPTIONS
 from zb_hdf5.loaders import loader_options
@@ -38,6 +42,43 @@ def test_the_options_for_type_checkers_are_those_of_the_loaders():
     assert source < loader
     assert names_of(MixedLoader.__init__) < source
     assert text == names_of(TextLoader.__init__) - {"tokenizer", "batch_size", "seq_len", "targets"}
+
+
+#: A corpus makes batches, which import nothing of it at run time.
+NAME_THEIR_MAKER = ("Batches.__init__", "Batches.with_windows")
+
+
+def typed_parts_of(name):
+    """Yield the name and the code of whatever has types in a public name: itself, its methods and properties."""
+    thing = getattr(zb_hdf5, name)
+    yield name, thing
+    for part, value in vars(thing).items() if isinstance(thing, type) else ():
+        code = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if inspect.isfunction(code) and (part == "__init__" or not part.startswith("_")):
+            yield f"{name}.{part}", code
+
+
+@pytest.mark.parametrize("name", zb_hdf5.__all__)
+def test_the_types_of_what_is_public_are_found_at_run_time(name):
+    for part, code in typed_parts_of(name):
+        if part not in NAME_THEIR_MAKER:
+            assert isinstance(get_type_hints(code), dict), part
+
+
+def test_the_types_of_a_call_are_classes_and_an_import_of_them_loads_no_torch():
+    hints = get_type_hints(Loader.__init__)
+    assert (
+        hints["cache"] == get_type_hints(zb_hdf5.open_corpus)["cache"] == str | os.PathLike[str] | zb_hdf5.Cache | None
+    )
+    assert hints["dtype"] == torch.dtype | None
+    assert hints["fields"] == Sequence[str] | Mapping[str, str]
+    assert get_type_hints(zb_hdf5.LoaderOptions)["device"] == str | torch.device | None
+    assert get_type_hints(DocumentLoader.__init__)["verify"] == get_type_hints(zb_hdf5.open_reader)["verify"]
+    modules = ("loader_options", "loader", "document_loader", "text_loader", "mixture")
+    light = f"import sys, {', '.join(f'zb_hdf5.loaders.{each}' for each in modules)}\n"
+    light += "print({'torch', 'h5py', 'obstore', 'click'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", light], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_the_words_for_type_checkers_are_those_of_the_code():

@@ -14,9 +14,6 @@ import numpy.typing as npt
 
 from zb_hdf5.errors import ArgumentError, ConvertError, require_choice
 
-#: The fields of a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
-Fields: TypeAlias = "np.dtype[Any] | Mapping[str, Any] | Iterable[Field]"
-
 #: Names that a loader gives to its own values.
 RESERVED_NAMES: Final = frozenset(
     {
@@ -207,6 +204,8 @@ class Field:
         return stored
 
 
+#: The fields of a call: a structured dtype, name -> dtype (of a value, or of a small array), or `Field`s.
+Fields: TypeAlias = np.dtype[Any] | Mapping[str, Any] | Iterable[Field]
 #: The bits of a float16 without its sign, and the bits of infinity: only NaN has larger ones.
 _F2_MAGNITUDE: Final = np.uint16(0x7FFF)
 _F2_INFINITY: Final = np.uint16(0x7C00)

@@ -25,6 +25,35 @@ def __getattr__(name: str) -> Any:
         raise no_package(name, f"this needs the package {name}, which zb_hdf5 is installed with", error) from None
 
 
+class LaterModule:
+    """A module that is imported when a name in it is first asked for, which few programs do.
+
+    Annotations have it: `typing.get_type_hints` finds `torch.Tensor` in it, and an import of this package loads no
+    torch.
+
+    Parameters
+    ----------
+    name
+        The name of the module.
+    needs
+        The package that it needs, which the extra of this name installs; "": none.
+    """
+
+    def __init__(self, name: str, needs: str = "") -> None:
+        self._name = name
+        self._needs = needs
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of whoever looks at all names of a module
+            raise AttributeError(f"module {self._name!r} has no attribute {name!r} before it is imported")
+        if self._needs:
+            require_package(self._needs, self._needs)
+        return getattr(import_module(self._name), name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name!r})"
+
+
 def require_package(name: str, extra: str) -> Any:
     """Import a package, or a module of it, that an extra of this project installs; `UnavailableError` without it."""
     try:

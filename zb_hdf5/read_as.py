@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from zb_hdf5.errors import ArgumentError
+from zb_hdf5.packages import LaterModule
 
 if TYPE_CHECKING:  # which the help of the commands does not need
     import numpy as np
+else:
+    np = LaterModule("numpy")
 
 #: The axes of a dataset of another program that holds batches, and of an array that holds records.
 BATCH_AXES: Final = "batch,record,token"
@@ -217,8 +220,6 @@ class ReadAs:
     @property
     def ids_dtype(self) -> np.dtype[Any]:
         """The dtype of ids without a header."""
-        import numpy as np
-
         return np.dtype(self.source_dtype).newbyteorder("<")
 
     def __repr__(self) -> str:

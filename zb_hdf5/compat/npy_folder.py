@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.packages import LaterModule
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = LaterModule("torch", "torch")
 
 
 class DatasetLoader(Loader["tuple[torch.Tensor, torch.Tensor]"]):

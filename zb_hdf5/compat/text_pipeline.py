@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zb_hdf5.compat.tokenized_corpus import RustBPETokenizer
 from zb_hdf5.errors import require_positive
+from zb_hdf5.loaders.loader_options import TextSplit
 from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.loaders.text_loader import TextLoader, paths_of_split
-from zb_hdf5.packages import require_package
+from zb_hdf5.packages import LaterModule, require_package
 from zb_hdf5.text.parquet_file import ParquetFile
 from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY
 from zb_hdf5.text.tokenizers import Tokenizer as TextTokenizer
 
 if TYPE_CHECKING:
     import torch
-
-    from zb_hdf5.loaders.loader_options import TextSplit
+else:
+    torch = LaterModule("torch", "torch")
 
 BASE_URL: Final = "https://huggingface.co/datasets/karpathy/fineweb-edu-100b-shuffle/resolve/main"
 

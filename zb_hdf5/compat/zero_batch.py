@@ -19,14 +19,13 @@ from zb_hdf5.formats import native
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.loader_options import WantedShuffle
 from zb_hdf5.loaders.order import write_order
 from zb_hdf5.spec import StoreMeta, as_stored, stored_dtype
 from zb_hdf5.store.format_list import FORMATS, load_format
 
 if TYPE_CHECKING:
     import torch  # noqa: F401 - in the text of a type
-
-    from zb_hdf5.loaders.loader_options import WantedShuffle
 
 
 class BatchFileReader(Batches):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,6 @@ from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.notes import note
 from zb_hdf5.packages import from_numpy, require_package
 from zb_hdf5.store.set_facts import SetFacts
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _Step = TypeVar("_Step")
 #: The variables of a job of an array in Slurm: its number, that of the first job, the step from one number to the

@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +68,7 @@ class Writer(ABC):
     meta: StoreMeta
     token_count = max_token = 0
     _open = True
-    _crc32: array[int]  # of the committed batches or chunks, 4 bytes each
+    _crc32: MutableSequence[int]  # of the committed batches or chunks, 4 bytes each
 
     def __init__(self) -> None:
         self._generation = generation()

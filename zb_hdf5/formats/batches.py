@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from zb_hdf5.documents.pieces import Pieces
 from zb_hdf5.documents.record_documents import pieces_of_parts
 from zb_hdf5.errors import ArgumentError, BackendError, BatchIndexError, IncompleteError
 from zb_hdf5.files.forks import cached_per_process
 from zb_hdf5.files.tokens import Tokens
 from zb_hdf5.formats.row_documents import documents_field, pieces_of_rows
 from zb_hdf5.formats.windows import Windows
-from zb_hdf5.packages import from_numpy
+from zb_hdf5.packages import LaterModule, from_numpy
 from zb_hdf5.spec import StoreMeta, TokenArray, signed
 
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.documents.pieces import Pieces
     from zb_hdf5.formats.corpus import Corpus
+else:
+    torch = LaterModule("torch", "torch")
 
 _local = threading.local()
 

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
+from zb_hdf5.documents.document_table import DocumentTable
+from zb_hdf5.documents.record_documents import RecordDocuments
 from zb_hdf5.errors import ArgumentError, BackendError, UnverifiableError, counted, require_choice, whole_number
 from zb_hdf5.field import SET_MARK, Field
 from zb_hdf5.files.checked import GROUP_BYTES, VERIFIED, Crc32Rows, checked
@@ -28,11 +30,6 @@ from zb_hdf5.formats.corpus_file import CorpusFile
 from zb_hdf5.formats.fingerprint import Fingerprint, Known, content_text, sampled_tokens
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.spec import BATCHES, BATCHES_LAYOUT, DEFAULT_SPLIT, SAMPLED_AS, STREAM_LAYOUT, StoreMeta, TokenArray
-
-if TYPE_CHECKING:
-    from zb_hdf5.documents.document_table import DocumentTable
-    from zb_hdf5.documents.record_documents import RecordDocuments
-
 
 #: The kinds of attributes that a pickled corpus leaves out where they are those of its class.
 _PLAIN: Final = (str, bool, type(None))
@@ -54,10 +51,6 @@ class OpenedAs(Protocol):
     def how(self) -> Mapping[str, Any]: ...
 
     def open(self, split: str | None) -> Corpus: ...
-
-
-#: Finds a field set of a corpus by its name, in a folder or where its sets lie; with the values of missing records.
-FindSet: TypeAlias = "Callable[[Corpus, str, Path | None, Mapping[str, float] | None], FieldSource]"
 
 
 class Corpus:
@@ -744,3 +737,7 @@ class Corpus:
         fields = ", ".join(field.name for field in self.fields) or "none"
         how = f"access={self.access!r}, compared with a crc32: {self.verified}"
         return f"{type(self).__name__}({str(self.path)!r})\n  {kind}: {size}\n  fields: {fields}; {how}"
+
+
+#: Finds a field set of a corpus by its name, in a folder or where its sets lie; with the values of missing records.
+FindSet: TypeAlias = Callable[[Corpus, str, Path | None, Mapping[str, float] | None], FieldSource]

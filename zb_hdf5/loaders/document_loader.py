@@ -21,10 +21,12 @@ from zb_hdf5.files.file_systems import is_on_network
 from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.tokens import Tokens
+from zb_hdf5.formats.access import Verify
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.ahead import cuda_device, depth_of, hint_ahead, hinted_steps, read_to, require_prefetch
 from zb_hdf5.loaders.document_order import Documents, LengthOrder, packed_steps
+from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
 from zb_hdf5.loaders.order import (
     GlobalOrder,
     IndexArray,
@@ -49,18 +51,18 @@ from zb_hdf5.loaders.step_values import WantedFields, require_masked, wanted_fie
 from zb_hdf5.loaders.steps import may_overflow, numpy_dtype, require_no_overflow
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets
 from zb_hdf5.loaders.token_loader import EpochLoader
+from zb_hdf5.packages import LaterModule
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import NO_DOCUMENT, TokenArray
+from zb_hdf5.store.cache import Cache, num_fetched
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.store.store_corpus import StoreCorpus
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-    from zb_hdf5.formats.access import Verify
-    from zb_hdf5.loaders.loader_options import Collate, DocumentShuffle, TooLong
-    from zb_hdf5.store.cache import Cache
+else:
+    torch = LaterModule("torch", "torch")
 
 #: The batches of a bucket of documents of similar length, unless another number is given.
 BUCKET_BATCHES: Final = 100
@@ -482,8 +484,6 @@ class DocumentLoader(EpochLoader[dict[str, Any]]):
         }
 
     def _num_fetched(self) -> int | None:
-        from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
-
         return num_fetched(self.corpus)
 
     def close(self) -> None:

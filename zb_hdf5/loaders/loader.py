@@ -25,29 +25,34 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.formats.fingerprint import FINGERPRINT_SAMPLES
 from zb_hdf5.formats.windows import Windows
 from zb_hdf5.loaders.ahead import cuda_device
+from zb_hdf5.loaders.loader_options import (
+    DocumentName,
+    DocumentStep,
+    LoaderOptions,
+    PairBatch,
+    TokenBatch,
+    WantedDocuments,
+)
 from zb_hdf5.loaders.order import LASTS, Skip, StepPlan, block_shuffle, make_order, resolve_rank, whole_seed
 from zb_hdf5.loaders.state import short_repr
 from zb_hdf5.loaders.step_values import WantedFields, code_field
 from zb_hdf5.loaders.steps import BatchT, StepReader
 from zb_hdf5.loaders.token_loader import EpochLoader, with_positions
+from zb_hdf5.packages import LaterModule
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DTYPE_BY_NAME, LIVE_PREFIX
+from zb_hdf5.store.cache import Cache, num_fetched
 from zb_hdf5.store.opening import open_for_loader
 from zb_hdf5.text.tokenizers import Tokenizer, require_tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-    from zb_hdf5.loaders.datasets import BatchDataset, RecordDataset, SharedEpoch
-    from zb_hdf5.loaders.loader_options import (
-        DocumentName,
-        DocumentStep,
-        LoaderOptions,
-        PairBatch,
-        TokenBatch,
-        WantedDocuments,
-    )
-    from zb_hdf5.store.cache import Cache
+    from zb_hdf5.loaders import datasets
+else:
+    torch = LaterModule("torch", "torch")
+    datasets = LaterModule("zb_hdf5.loaders.datasets", "torch")
+
 #: Bytes of the largest batch that is read to find the size of batches that a state was taken with.
 MOST_TRIED_BYTES: Final = 64 << 20
 #: Bytes that are read for it in all: some seconds. It is the time that a state of other data takes to be refused.
@@ -252,7 +257,7 @@ class Loader(EpochLoader[BatchT]):
     ...         train(batch)
     """
 
-    _shared_epoch: SharedEpoch | None = None
+    _shared_epoch: datasets.SharedEpoch | None = None
     _least_steps = 1
     _changed_by_state: ClassVar[tuple[str, ...]] = (
         *EpochLoader._changed_by_state,
@@ -564,28 +569,24 @@ class Loader(EpochLoader[BatchT]):
             found["dtype"] = state["dtype"]
         return found
 
-    def dataset(self) -> BatchDataset[BatchT]:
+    def dataset(self) -> datasets.BatchDataset[BatchT]:
         """Return this rank's batches of the current epoch as a map-style `torch.utils.data.Dataset`."""
-        from zb_hdf5.loaders.datasets import BatchDataset, SharedEpoch
+        self._shared_epoch = self._shared_epoch or datasets.SharedEpoch(self.epoch)
+        return datasets.BatchDataset(self, self._shared_epoch)
 
-        self._shared_epoch = self._shared_epoch or SharedEpoch(self.epoch)
-        return BatchDataset(self, self._shared_epoch)
-
-    def records(self) -> RecordDataset:
+    def records(self) -> datasets.RecordDataset:
         """Return all records as a map-style dataset of `{"input_ids", "labels"}`, as trainers expect them.
 
         With `documents` they have `position_ids` too, and no label at the beginning of a document. The values of
         `fields` are aligned with the input ids.
         """
-        from zb_hdf5.loaders.datasets import RecordDataset
-
         if self._length != self.batches.seq_len:
             raise ArgumentError(
                 f"{self.path}: records() gives records as they are stored, of {self.batches.seq_len:,} tokens; "
                 f"make the loader without seq_len={self._length:,}"
             )
         options = self._options
-        return RecordDataset(
+        return datasets.RecordDataset(
             self.batches,
             documents=bool(options["documents"] or options["spans"]),
             labels=options["labels"],
@@ -593,8 +594,6 @@ class Loader(EpochLoader[BatchT]):
         )
 
     def _num_fetched(self) -> int | None:
-        from zb_hdf5.store.cache import num_fetched  # with what writes files, which few loaders need
-
         return num_fetched(self.batches.corpus)
 
     def __repr__(self) -> str:

@@ -1,6 +1,7 @@
 """The options of the loaders for type checkers, which see a wrong name, word or kind of value before a run does.
 
-A program imports none of it, unless it names `LoaderOptions` for a configuration. A test compares it with the code.
+`typing.get_type_hints` finds them too; torch is imported for it, and for nothing else. A test compares them with the
+code.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from zb_hdf5.formats.access import Access, Verify
+from zb_hdf5.packages import LaterModule
 from zb_hdf5.read_as import ReadAs
+from zb_hdf5.store.cache import Cache
 from zb_hdf5.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-    from zb_hdf5.store.cache import Cache
+else:
+    torch = LaterModule("torch", "torch")
 
 ShuffleWord: TypeAlias = Literal["global", "records", "block", "sequential"]
 #: `("block", 256)` has the batches of a block.

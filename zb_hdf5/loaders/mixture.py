@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf, nan
 from operator import add
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsFloat, TypeAlias, Unpack, overload
+from typing import Any, Final, Literal, SupportsFloat, TypeAlias, Unpack, overload
 
 import numpy as np
 
@@ -19,22 +19,20 @@ from zb_hdf5.formats.corpus import Corpus
 from zb_hdf5.loaders.ahead import hint_ahead, hinted_steps
 from zb_hdf5.loaders.epoch_runs import EpochRun, runs_of_records
 from zb_hdf5.loaders.loader import Loader
+from zb_hdf5.loaders.loader_options import (
+    DocumentName,
+    DocumentStep,
+    PairBatch,
+    SourceOptions,
+    TokenBatch,
+    WantedDocuments,
+)
 from zb_hdf5.loaders.order import FIRST_VERSION, IndexArray, Request, resolve_rank
 from zb_hdf5.loaders.schedule import EXACT_VERSION, Schedule, Tally, is_periodic, schedule_of
 from zb_hdf5.loaders.state import require_count, require_fields, require_kind, short_repr
 from zb_hdf5.loaders.step_values import SOURCES, WantedFields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
-
-if TYPE_CHECKING:
-    from zb_hdf5.loaders.loader_options import (
-        DocumentName,
-        DocumentStep,
-        PairBatch,
-        SourceOptions,
-        TokenBatch,
-        WantedDocuments,
-    )
 
 #: Steps whose order is computed at once: enough to make numpy cheap, little enough to start at once.
 ORDER_STEPS: Final = 2048

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zb_hdf5.documents.document_table import DocumentTable
 
 #: Names of fields; or the name of each in a step, and that of the field.
-WantedFields: TypeAlias = "Sequence[str] | Mapping[str, str]"
+WantedFields: TypeAlias = Sequence[str] | Mapping[str, str]
 #: Name of a value -> what computes it from the pieces of the inputs.
 DOCUMENT_VALUES: Final[dict[str, Callable[[Pieces], Any]]] = {
     "cu_seqlens": views.cu_seqlens,

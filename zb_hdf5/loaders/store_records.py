@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Self, SupportsIndex, overload
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,12 @@ from zb_hdf5.files.named_splits import AUTO_SPLIT
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.formats.batches import Batches
 from zb_hdf5.formats.corpus import Corpus
+from zb_hdf5.loaders.loader_options import LabelsWay
 from zb_hdf5.loaders.step_field import OF_DOCUMENTS, OF_RECORDS, StepField
 from zb_hdf5.loaders.step_values import WantedFields, wanted_fields
 from zb_hdf5.loaders.stored_targets import StoredTargets, has_targets, values_of
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.store.opening import open_for_loader
-
-if TYPE_CHECKING:
-    from zb_hdf5.loaders.loader_options import LabelsWay
 
 #: The arrays about the documents of a record that have a value for each token.
 POSITION_IDS: Final = "position_ids"

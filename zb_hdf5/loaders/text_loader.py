@@ -28,12 +28,13 @@ from zb_hdf5.files.paths import local_path, open_file
 from zb_hdf5.files.publishing import require_present
 from zb_hdf5.files.threads import ReadPool
 from zb_hdf5.loaders.ahead import cuda_device, read_to, require_prefetch
+from zb_hdf5.loaders.loader_options import PairBatch, TextLoaderOptions, TokenBatch
 from zb_hdf5.loaders.order import resolve_rank
 from zb_hdf5.loaders.state import STATE_VERSION, require_count, require_fields
 from zb_hdf5.loaders.steps import BatchT
 from zb_hdf5.loaders.token_loader import TokenLoader
 from zb_hdf5.notes import note
-from zb_hdf5.packages import from_numpy
+from zb_hdf5.packages import LaterModule, from_numpy
 from zb_hdf5.spec import DEFAULT_SPLIT, SPLITS
 from zb_hdf5.text.dropped import Reason
 from zb_hdf5.text.parquet_file import ParquetFile
@@ -41,8 +42,8 @@ from zb_hdf5.text.tokenizers import DEFAULT_BOUNDARY, Tokenizer, load_tokenizer,
 
 if TYPE_CHECKING:
     import torch
-
-    from zb_hdf5.loaders.loader_options import PairBatch, TextLoaderOptions, TokenBatch
+else:
+    torch = LaterModule("torch", "torch")
 
 #: Batches of text that prefetch="auto" makes ahead.
 TEXT_BATCHES_AHEAD: Final = 2

@@ -7,7 +7,7 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 
 from zb_hdf5.errors import ArgumentError, require_choice, whole_number
 from zb_hdf5.field import Fields, parse_fields
@@ -24,15 +24,11 @@ from zb_hdf5.formats.windows import Windows
 from zb_hdf5.notes import note
 from zb_hdf5.read_as import AS_STORED, ReadAs
 from zb_hdf5.spec import DEFAULT_SPLIT, NO_CODEC, StoreMeta, codec_named, stored_dtype
+from zb_hdf5.store.cache import Cache
 from zb_hdf5.store.format_list import FORMATS, backend_of_suffix, backends, load_format
 from zb_hdf5.store.found_corpus import corpus_of
 from zb_hdf5.store.found_path import found_at, look_of
 from zb_hdf5.store.found_store import FoundStore
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from zb_hdf5.store.cache import Cache
 
 
 def split_of_training(found: Found, split: str | None) -> str | None:
@@ -128,7 +124,7 @@ def _open_cached(path: str | os.PathLike[str], how: HowToOpen, cache: str | os.P
     if cache is None:
         return corpus
     with on_failure(corpus.close):
-        return _cache_of(cache).over(corpus.batches(1, 1) if corpus.is_stream else corpus.batches())
+        return Cache.of(cache).over(corpus.batches(1, 1) if corpus.is_stream else corpus.batches())
 
 
 class HowToOpen(TypedDict, total=False):
@@ -191,15 +187,9 @@ def _training_split(found: Found, split: str | None) -> str | None:
     return None if {*found.index.table.values["split"]} == {DEFAULT_SPLIT} else DEFAULT_SPLIT
 
 
-def _cache_of(cache: str | os.PathLike[str] | Cache) -> Cache:
-    from zb_hdf5.store.cache import Cache  # with what writes files, which few readers need
-
-    return Cache.of(cache)
-
-
 def _behind_cache(batches: Batches, cache: str | os.PathLike[str] | Cache | None) -> Batches:
     """Return batches with a cache in front of their corpus, if there is one."""
-    return batches if cache is None else batches.with_windows(batches.windows, _cache_of(cache).over(batches))
+    return batches if cache is None else batches.with_windows(batches.windows, Cache.of(cache).over(batches))
 
 
 def open_reader(

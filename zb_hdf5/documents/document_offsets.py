@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from zb_hdf5.files.look import Look
 from zb_hdf5.files.paths import on_failure
 from zb_hdf5.files.ranges import Extents
 from zb_hdf5.files.tokens import Tokens, open_extents
-from zb_hdf5.hdf5.h5_attributes import read_marker, text_of
+from zb_hdf5.hdf5.h5_attributes import attribute, read_marker, text_attribute, text_of
 from zb_hdf5.hdf5.h5_chunks import chunk_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, require_rows
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, look_by_h5, open_h5_for_reading
@@ -27,7 +28,7 @@ from zb_hdf5.spec import DOC_OFFSETS, DOCUMENTS_SHA256, STREAM_FORMAT, STREAM_LA
 def table_sha256(path: Path) -> str:
     """Return the digest of the table of documents that an HDF5 stream has; "": it has none."""
     with h5_damage(path), open_h5_for_reading(path) as h5:
-        return str(text_of(h5.attrs.get(DOCUMENTS_SHA256, "")))
+        return text_attribute(h5, DOCUMENTS_SHA256)
 
 
 class StoredOffsets(NamedTuple):
@@ -48,15 +49,19 @@ class StoredOffsets(NamedTuple):
     crc32: int
 
 
-def stored_offsets(h5: h5py.File, path: Path) -> StoredOffsets | None:
-    """Return the place of the offsets of documents; None: not a finished stream, or only HDF5 reads them."""
-    if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
-        return None
-    marker = read_marker(our_tokens(h5, path, STREAM_LAYOUT), path)
+def stored_offsets(stored: h5py.Dataset, marker: Mapping[str, Any], path: Path) -> StoredOffsets | None:
+    """Return the place of the offsets of documents; None: the stream is not finished, or only HDF5 reads them.
+
+    Parameters
+    ----------
+    stored
+        The offsets: one more than the documents, or more.
+    marker
+        The attributes of the tokens, as `read_marker` returns them.
+    """
     if not marker["complete"]:
         return None
     count = marker["document_count"] + 1
-    stored = require_rows(h5, path, DOC_OFFSETS, count)
     if not stored.chunks or stored.dtype != np.dtype("<u8"):
         return None
     extents, _ = chunk_extents(stored, stored.chunks[0] * 8, -(-count // stored.chunks[0]), path)
@@ -144,11 +149,14 @@ class DocumentOffsets(KnownOffsets):
         self._count = 2
         if stored is None or identity is None:
             with h5_damage(path), open_h5_for_reading(path, identity) as h5:
-                if text_of(h5.attrs.get("format")) != STREAM_FORMAT:
+                if text_of(attribute(h5, "format")) != STREAM_FORMAT:
                     return
-                stored = stored_offsets(h5, path)
+                marker = read_marker(our_tokens(h5, path, STREAM_LAYOUT), path)
+                self._count = marker["document_count"] + 1
+                rows = require_rows(h5, path, DOC_OFFSETS, self._count)
+                stored = stored_offsets(rows, marker, path)
                 if stored is None:
-                    self._read_by_library(h5, num_tokens, verify)
+                    self._read_by_library(rows, marker, num_tokens, verify)
                     return
                 identity = h5_identity(h5, growing=False)
                 look = look_by_h5(h5, path)
@@ -159,12 +167,10 @@ class DocumentOffsets(KnownOffsets):
             if verify != "none":
                 self._require_crc32(stored.crc32)
 
-    def _read_by_library(self, h5: h5py.File, num_tokens: int, verify: str) -> None:
+    def _read_by_library(self, stored: h5py.Dataset, marker: Mapping[str, Any], num_tokens: int, verify: str) -> None:
         """Read the rows of a file that grows, or whose chunks only HDF5 reads."""
-        marker = read_marker(our_tokens(h5, self.path, STREAM_LAYOUT), self.path)
         complete = bool(marker["complete"])
-        self._count = marker["document_count"] + 1
-        rows = np.asarray(require_rows(h5, self.path, DOC_OFFSETS, self._count)[: self._count], dtype="<u8")
+        rows = np.asarray(stored[: self._count], dtype="<u8")
         self._rows = rows if complete else rows[rows <= num_tokens]  # a killed writer may have been ahead
         self._require_offsets(num_tokens, complete=complete)
         if complete and verify != "none":

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,15 @@ from zb_hdf5.formats.foreign import (
     values_in_group,
 )
 from zb_hdf5.formats.h5_column import Column
-from zb_hdf5.hdf5.h5_attributes import read_marker, read_origin, read_root, stored_sha256, text_of
+from zb_hdf5.hdf5.h5_attributes import (
+    attribute,
+    read_marker,
+    read_origin,
+    read_root,
+    stored_sha256,
+    text_attribute,
+    text_of,
+)
 from zb_hdf5.hdf5.h5_chunks import ChunkExtents, chunk_extents, codec_of, column_runs, row_extents
 from zb_hdf5.hdf5.h5_dataset import our_tokens, own_dataset, require_rows, require_stored
 from zb_hdf5.hdf5.h5_file import h5_damage, h5_identity, open_h5_for_reading
@@ -71,7 +79,7 @@ GROWS: Final = "its writer has not finished"
 
 def is_own_file(h5: h5py.File) -> bool:
     """Return whether this project has written a file, also one whose attributes are damaged."""
-    return str(text_of(h5.attrs.get("format"))).startswith("zb-") or CRC32 in h5
+    return str(text_of(attribute(h5, "format"))).startswith("zb-") or CRC32 in h5
 
 
 def is_ours(look: Look) -> bool:
@@ -94,7 +102,7 @@ def _foreign_tokens(h5: h5py.File, path: Path, read_as: ReadAs) -> str | None:
 
 def _is_corpus(h5: h5py.File, path: Path) -> bool:
     """Return whether others have written 1-D `tokens` here, with their count and their sha256 as attributes."""
-    stored = own_dataset(h5, path, TOKENS) if "format" not in h5.attrs else None
+    stored = own_dataset(h5, path, TOKENS) if attribute(h5, "format") is None else None
     if stored is None or stored.ndim != 1 or stored.dtype not in WITH_SHA256:
         return False
     return "token_count" in stored.attrs and "sha256" in stored.attrs
@@ -135,31 +143,36 @@ def find_column(
         if name is not None:
             column = _of_layout(layout, _foreign_column(h5, path, name, read_as))
             return _field_of(column, field) if field else column
-        if read_as.unwritten is not None:
-            raise ArgumentError(
-                f"{path}: unwritten={read_as.unwritten!r} needs a dataset that another program has written",
-                options=["unwritten"],
-            )
-        if read_as.channel is not None:
-            raise ArgumentError(
-                f"{path}: channel={read_as.channel} needs a dataset of three axes that another program has written",
-                options=["channel"],
-            )
-        if read_as.axes is not None:
-            raise no_such_axes(path, read_as.axes)
+        _refuse_what_ours_says(path, read_as)
         if layout is None:
-            layout = STREAM_LAYOUT if text_of(h5.attrs.get("format")) == STREAM_FORMAT else BATCHES_LAYOUT
-        column, stored = _own_column(h5, path, layout)
+            layout = STREAM_LAYOUT if text_of(attribute(h5, "format")) == STREAM_FORMAT else BATCHES_LAYOUT
+        own = _own_datasets(h5, path, layout)
+        column = _own_column(h5, path, own)
         if field:
-            column, stored = _field_column(h5, column, field)
+            return _field_column(h5, path, own, column, field)
         if not column.complete:
             return column
         require_no_surplus(h5, path)
-        found = _with_extents(h5, column, stored)
-        if field:
-            return found
+        found = _with_extents(h5, column, own.tokens)
         has_few = found.num_units * len(found.meta.fields) <= FEW_CHUNKS
-        return found._replace(fields=_own_fields(h5, column) if has_few else {}, offsets=_own_offsets(h5, path))
+        fields = _own_fields(h5, path, own, column) if has_few else {}
+        return found._replace(fields=fields, offsets=_own_offsets(path, own))
+
+
+def _refuse_what_ours_says(path: Path, read_as: ReadAs) -> None:
+    """Raise `ArgumentError` for facts about a file that a file of ours tells by itself."""
+    if read_as.unwritten is not None:
+        raise ArgumentError(
+            f"{path}: unwritten={read_as.unwritten!r} needs a dataset that another program has written",
+            options=["unwritten"],
+        )
+    if read_as.channel is not None:
+        raise ArgumentError(
+            f"{path}: channel={read_as.channel} needs a dataset of three axes that another program has written",
+            options=["channel"],
+        )
+    if read_as.axes is not None:
+        raise no_such_axes(path, read_as.axes)
 
 
 def find_foreign_column(path: Path, read_as: ReadAs, look: Look | None = None) -> Column:
@@ -200,31 +213,66 @@ def column_with_fields(column: Column) -> Column:
     with h5_damage(path):
         h5 = open_h5_for_reading(path, column.identity)
     with h5_damage(path), HANDLES, h5:
-        return column._replace(fields=_own_fields(h5, column))
+        own = _own_datasets(h5, path, column.meta.layout)
+        return column._replace(fields=_own_fields(h5, path, own, column))
 
 
-def _own_fields(h5: h5py.File, column: Column) -> dict[str, Column]:
+class _OwnDatasets(NamedTuple):
+    """The datasets of a file of ours, each found once.
+
+    Attributes
+    ----------
+    layout
+        "batches" or "stream".
+    tokens, marker
+        The tokens, and their attributes, as `read_marker` returns them.
+    offsets
+        The offsets of the documents of a stream.
+    values
+        The values of each field, in the order of the names.
+    """
+
+    layout: str
+    tokens: h5py.Dataset
+    marker: Mapping[str, Any]
+    offsets: h5py.Dataset | None
+    values: Mapping[str, h5py.Dataset]
+
+
+def _own_datasets(h5: h5py.File, path: Path, layout: str) -> _OwnDatasets:
+    """Find the datasets of a file of ours; `FormatError` if it has another layout, or lacks one."""
+    tokens = token_dataset(h5, path, layout)
+    marker = read_marker(tokens, path)
+    offsets: h5py.Dataset | None = None
+    if layout == STREAM_LAYOUT:
+        offsets = require_rows(h5, path, DOC_OFFSETS, marker["document_count"] + 1)
+    return _OwnDatasets(layout, tokens, marker, offsets, _field_datasets(h5, path))
+
+
+def _own_fields(h5: h5py.File, path: Path, own: _OwnDatasets, column: Column) -> dict[str, Column]:
     """Return the columns of the fields of some tokens, by their names.
 
     A field that is damaged is left out: whoever opens it looks at it alone, and gets the error.
     """
     fields: dict[str, Column] = {}
-    for field in column.meta.fields:
-        with suppress(FormatError), h5_damage(column.path):
-            fields[field.name] = _with_extents(h5, *_field_column(h5, column, field.name))
+    for name in own.values:
+        with suppress(FormatError), h5_damage(path):
+            fields[name] = _field_column(h5, path, own, column, name)
     return fields
 
 
-def _own_offsets(h5: h5py.File, path: Path) -> StoredOffsets | None:
+def _own_offsets(path: Path, own: _OwnDatasets) -> StoredOffsets | None:
     """Return the place of the offsets of documents, as `stored_offsets`; None also if they are damaged."""
+    if own.offsets is None:
+        return None
     with suppress(FormatError), h5_damage(path):
-        return stored_offsets(h5, path)
+        return stored_offsets(own.offsets, own.marker, path)
     return None
 
 
 def token_dataset(h5: h5py.File, path: Path, layout: str) -> h5py.Dataset:
     """Return the dataset of the tokens; `FormatError` if the file has another layout or version."""
-    found = text_of(h5.attrs.get("format"))
+    found = text_of(attribute(h5, "format"))
     if layout == BATCHES_LAYOUT and found == STREAM_FORMAT:
         raise _is_no_batches(path)
     expected = STREAM_FORMAT if layout == STREAM_LAYOUT else HDF5_FORMAT
@@ -239,23 +287,20 @@ def _is_no_batches(path: Path) -> FormatError:
     return FormatError(f"{path}: is a token stream: pass batch_size and seq_len for windows over it")
 
 
-def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Dataset]:
-    """Return the column of the tokens, without their extents, and its dataset."""
-    stored = token_dataset(h5, path, layout)
-    marker = read_marker(stored, path)
+def _own_column(h5: h5py.File, path: Path, own: _OwnDatasets) -> Column:
+    """Return the column of the tokens of a file of ours, without their extents."""
+    stored = own.tokens
+    marker = own.marker
     try:
-        meta = _own_meta(h5, path, stored, layout, marker)
+        meta = _own_meta(h5, path, own)
     except (ArgumentError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: bad attributes: {error}") from error
     num_tokens = _tokens_in(path, stored, meta, marker)
     require_stored(num_tokens * meta.dtype.itemsize, h5, stored, path)
-    has_crc32 = True
-    if layout == STREAM_LAYOUT:
-        require_rows(h5, path, DOC_OFFSETS, marker["document_count"] + 1)
-    else:
-        has_crc32 = own_dataset(h5, path, CRC32) is not None
+    is_stream = own.layout == STREAM_LAYOUT
+    has_crc32 = is_stream or own_dataset(h5, path, CRC32) is not None
     complete = bool(marker["complete"])
-    column = Column(
+    return Column(
         path,
         meta.column,
         meta,
@@ -268,10 +313,9 @@ def _own_column(h5: h5py.File, path: Path, layout: str) -> tuple[Column, h5py.Da
         marker=meta.column,
         has_crc32=complete and has_crc32,
         origin=read_origin(h5),
-        num_rows=len(stored) if layout == BATCHES_LAYOUT else None,
-        documents_sha256=str(text_of(h5.attrs.get(DOCUMENTS_SHA256, ""))),
+        num_rows=None if is_stream else len(stored),
+        documents_sha256=text_attribute(h5, DOCUMENTS_SHA256),
     )
-    return column, stored
 
 
 def _tokens_in(path: Path, stored: h5py.Dataset, meta: StoreMeta, marker: Mapping[str, Any]) -> int:
@@ -293,25 +337,27 @@ def _tokens_in(path: Path, stored: h5py.Dataset, meta: StoreMeta, marker: Mappin
     return int(num_tokens)
 
 
-def _own_meta(
-    h5: h5py.File,
-    path: Path,
-    stored: h5py.Dataset,
-    layout: str,
-    marker: Mapping[str, Any],
-) -> StoreMeta:
+def _own_meta(h5: h5py.File, path: Path, own: _OwnDatasets) -> StoreMeta:
     """Return the shape and the origin of the tokens of a file of ours."""
     more = read_root(h5)
-    if layout == STREAM_LAYOUT:
+    if own.layout == STREAM_LAYOUT:
         batch_size = 1
-        seq_len = marker["chunk_tokens"]
-        more |= {name: marker[name] for name in ("document_count", "boundary_token_id")}
+        seq_len = own.marker["chunk_tokens"]
+        more |= {name: own.marker[name] for name in ("document_count", "boundary_token_id")}
     else:
-        batch_size = int(h5.attrs["batch_size"])
-        seq_len = int(h5.attrs["seq_len"])
-    fields = fields_in(h5, path, stored.ndim)
-    codec = codec_of(stored) or NO_CODEC
-    return StoreMeta(batch_size, seq_len, stored.dtype, layout=layout, fields=fields, codec=codec, **more)
+        batch_size, seq_len = (_size_of(h5, path, name) for name in ("batch_size", "seq_len"))
+    dtype = own.tokens.dtype
+    fields = _fields_of(path, own)
+    codec = codec_of(own.tokens) or NO_CODEC
+    return StoreMeta(batch_size, seq_len, dtype, layout=own.layout, fields=fields, codec=codec, **more)
+
+
+def _size_of(h5: h5py.File, path: Path, name: str) -> int:
+    """Return a size of the batches of a file; `FormatError` if it does not tell it."""
+    found = attribute(h5, name)
+    if found is None:
+        raise FormatError(f"{path}: expected a root attribute {name!r}, found none")
+    return int(found)
 
 
 def _with_extents(h5: h5py.File, column: Column, stored: h5py.Dataset) -> Column:
@@ -476,38 +522,40 @@ def _field_of(column: Column, name: str) -> Column:
 # --- fields ----------------------------------------------------------------------------------------------------------
 
 
-def fields_in(h5: h5py.File, path: Path, axes: int) -> tuple[Field, ...]:
-    """Return the fields of a file, in the order of their names; the first axes of each are the axes of the tokens."""
+def _field_datasets(h5: h5py.File, path: Path) -> dict[str, h5py.Dataset]:
+    """Return the values of the fields of a file, in the order of their names."""
     if not isinstance(h5.get(FIELDS_GROUP, getlink=True), h5py.HardLink):
-        return ()
+        return {}
     group = h5[FIELDS_GROUP]
     if not isinstance(group, h5py.Group):
-        return ()
+        return {}
     names = [name for name in sorted(group) if not name.endswith((f".{CRC32}", f".{EXTENTS}"))]
-    found = [(name, own_dataset(h5, path, field_column(name))) for name in names]
+    found = {name: own_dataset(h5, path, field_column(name)) for name in names}
+    return {name: stored for name, stored in found.items() if stored is not None}
+
+
+def _fields_of(path: Path, own: _OwnDatasets) -> tuple[Field, ...]:
+    """Return the fields of a file; the first axes of each are the axes of the tokens."""
+    axes = own.tokens.ndim
     try:
-        return tuple(Field(name, stored.dtype, stored.shape[axes:]) for name, stored in found if stored is not None)
+        return tuple(Field(name, stored.dtype, stored.shape[axes:]) for name, stored in own.values.items())
     except ArgumentError as error:
         raise FormatError(f"{path}: {error}") from error
 
 
-def _field_column(h5: h5py.File, tokens: Column, name: str) -> tuple[Column, h5py.Dataset]:
-    """Return the column of one field of some tokens, and its dataset."""
-    path = tokens.path
-    fields = [field.name for field in tokens.meta.fields]
-    stored = own_dataset(h5, path, field_column(name))
-    if stored is None or name not in fields:
-        raise FormatError(f"{path}: expected a field {name!r}, found {fields}")
-    unit = (tokens.meta.seq_len,) if tokens.meta.layout == STREAM_LAYOUT else (1, *tokens.meta.shape)
-    for field in tokens.meta.fields:
-        expected = unit + field.shape
-        found = h5[field_column(field.name)].chunks
-        if found != expected:
-            raise FormatError(f"{path}: field {field.name}: expected chunks of {expected}, found {found}")
+def _field_column(h5: h5py.File, path: Path, own: _OwnDatasets, tokens: Column, name: str) -> Column:
+    """Return the column of one field of some tokens; its extents are those of a finished file."""
+    stored = own.values.get(name)
+    if stored is None:
+        raise FormatError(f"{path}: expected a field {name!r}, found {[*own.values]}")
     meta = tokens.meta.of_field(name)
+    unit = (tokens.meta.seq_len,) if own.layout == STREAM_LAYOUT else (1, *tokens.meta.shape)
+    expected = unit + stored.shape[own.tokens.ndim :]
+    if stored.chunks != expected:
+        raise FormatError(f"{path}: field {name}: expected chunks of {expected}, found {stored.chunks}")
     values = tokens.num_tokens * meta.batch_tokens // tokens.meta.batch_tokens
     require_stored(values * meta.dtype.itemsize, h5, stored, path)
-    sha256 = stored_sha256(stored.attrs["sha256"], f"{path}: {meta.column}")
+    sha256 = stored_sha256(attribute(stored, "sha256"), f"{path}: {meta.column}")
     column = tokens._replace(
         name=meta.column,
         meta=meta,
@@ -518,4 +566,4 @@ def _field_column(h5: h5py.File, tokens: Column, name: str) -> tuple[Column, h5p
         origin={},
         num_rows=None if tokens.num_rows is None else len(stored),
     )
-    return column, stored
+    return _with_extents(h5, column, stored) if tokens.complete else column

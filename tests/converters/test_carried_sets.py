@@ -161,19 +161,28 @@ def test_a_killed_copy_goes_on(source, tmp_path):
     require_copied(source, tmp_path / "B")
 
 
+def _copy_in_child(source, path):
+    """Return the process that copies a store."""
+    child = os.fork()
+    if child == 0:
+        try:
+            convert(source, "batch", path, shards=2)
+        finally:
+            os._exit(0)
+    return child
+
+
 @pytest.mark.slow
 def test_kills_at_any_moment_of_a_copy_lose_nothing(source, tmp_path):
     rng = np.random.default_rng(5)
     killed = 0
+    began_s = time.monotonic()
+    os.waitpid(_copy_in_child(source, tmp_path / "whole"), 0)
+    whole_s = time.monotonic() - began_s  # of a copy on this machine: a fast one would be over before most kills
     for number in range(20):
         path = tmp_path / f"B{number}"
-        child = os.fork()
-        if child == 0:
-            try:
-                convert(source, "batch", path, shards=2)
-            finally:
-                os._exit(0)
-        time.sleep(float(rng.uniform(0, 0.4)))  # a moment as any other: nothing depends on which it is
+        child = _copy_in_child(source, path)
+        time.sleep(float(rng.uniform(0, whole_s)))  # a moment as any other: nothing depends on which it is
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         killed += not path.exists()

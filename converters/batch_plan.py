@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -168,17 +167,11 @@ def _fitted(source: BatchSource, settings: Settings) -> BatchSource:
 
     `ConvertError` if a format of tokens only would lose them, and the conversion does not allow it.
     """
-    row = FORMATS[settings.target.format]
-    other = copy(source)
-    fields = source.meta.fields
-    if row.tokens_only:
-        require_place(source.paths[0], _left_behind(source, keeps_fields=False, keeps_documents=False), settings.target)
-        fields = ()
-        other.has_pieces = False
-        other.document_files = ()
-        other.document_parts = ()
-    other.meta = replace(source.meta, fields=fields, codec=settings.target.codec)
-    return other
+    codec = settings.target.codec
+    if not FORMATS[settings.target.format].tokens_only:
+        return source.with_codec(codec)
+    require_place(source.paths[0], _left_behind(source, keeps_fields=False, keeps_documents=False), settings.target)
+    return source.with_tokens_only().with_codec(codec)
 
 
 def require_place(path: Path, lost: str, target: Target) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -184,6 +185,21 @@ class BatchSource(ABC):
     def cuts(self) -> list[tuple[int, int]]:
         """The batches of each of its shards, (start, stop)."""
         return list(pairwise(accumulate((shard.num_batches for shard in self.shards), initial=0)))
+
+    def with_codec(self, codec: str) -> Self:
+        """Return a copy whose batches are stored with a codec."""
+        other = copy(self)
+        other.meta = replace(self.meta, codec=codec)
+        return other
+
+    def with_tokens_only(self) -> Self:
+        """Return a copy without fields and documents."""
+        other = copy(self)
+        other.meta = replace(self.meta, fields=())
+        other.has_pieces = False
+        other.document_files = ()
+        other.document_parts = ()
+        return other
 
     @abstractmethod
     def read_into(self, start: int, out: TokenArray) -> None:

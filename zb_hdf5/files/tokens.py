@@ -271,6 +271,8 @@ class FileTokens(Tokens):
         The open file or object. It closes with these tokens.
     extents, dtype, num_tokens
         As for `open_extents`.
+    crc32_lookup
+        Returns a function from the number of a unit to its crc32; None: it has none, or nobody compares it.
     """
 
     __slots__ = (
@@ -292,7 +294,14 @@ class FileTokens(Tokens):
     )
     file: Ranges
 
-    def __init__(self, file: Ranges, extents: Extents, dtype: np.dtype[Any], num_tokens: int) -> None:
+    def __init__(
+        self,
+        file: Ranges,
+        extents: Extents,
+        dtype: np.dtype[Any],
+        num_tokens: int,
+        crc32_lookup: Callable[[], Callable[[int], int]] | None = None,
+    ) -> None:
         self.file = file
         self.extents = extents
         self.dtype = dtype
@@ -301,8 +310,7 @@ class FileTokens(Tokens):
         self.name = file.name
         self.access = file.access
         self.wait = Wait.FAR if isinstance(file, RemoteObject) else Wait.LOCAL
-        #: Returns a function from the number of a unit to its crc32; None: it has none, or nobody compares it.
-        self.crc32_lookup: Callable[[], Callable[[int], int]] | None = None
+        self.crc32_lookup = crc32_lookup
         #: Views of the units, read-only and private; None: not mapped yet.
         self._views: tuple[list[TokenArray] | None, list[TokenArray] | None] = (None, None)
         self._unit_access: UnitAccess | None = None

@@ -486,9 +486,7 @@ class Cached(Wrapper):
         if not self.column.is_open:
             return None
         rows = self.column.rows
-        file = FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens)
-        file.crc32_lookup = self.column.crc32_lookup
-        return file
+        return FileTokens(rows.file, rows.extents, self.dtype, rows.num_tokens, self.column.crc32_lookup)
 
     @property
     def pages(self) -> Pages:  # type: ignore[override]

@@ -44,7 +44,7 @@ def test_the_options_for_type_checkers_are_those_of_the_loaders():
     assert text == names_of(TextLoader.__init__) - {"tokenizer", "batch_size", "seq_len", "targets"}
 
 
-#: A corpus makes batches, which import nothing of it at run time.
+#: The module of batches is below that of corpora, and imports none at run time.
 NAME_THEIR_MAKER = ("Batches.__init__", "Batches.with_windows")
 
 

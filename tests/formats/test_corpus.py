@@ -226,7 +226,7 @@ def test_a_pickled_corpus_has_no_more_than_it_needs(tmp_path):
     assert small < 1950  # bytes, of which 1,000 are the index
 
 
-#: Kind of path -> the bytes of a pickled reader of it before corpora had a class of their own.
+#: The path of a reader -> the bytes that it was pickled in before corpora had a class of their own.
 PICKLED = {"pair": 2013, "s.h5": 1992, "npy": 2135, "o.h5": 922}
 
 

@@ -578,7 +578,9 @@ class Corpus:
                     rows.all()  # damaged ones are an error now
             checks = "none" if rows is None and verify != "store" else verify
             tokens = checked(self.tokens, rows, self.path, self.meta.noun, verify, self.meta.batch_tokens)
-            found.tokens, found.sha256, found._checks = self._as_read(tokens), sha256, checks
+            found.tokens = self._as_read(tokens)
+            found.sha256 = sha256
+            found._checks = checks
             return found
 
     def _as_read(self, tokens: Tokens) -> Tokens:

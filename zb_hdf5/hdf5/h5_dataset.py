@@ -72,7 +72,10 @@ def _follow(group: Any, path: Path, name: str, soft_links: int = 16) -> Any:
 
 
 def _object_at(group: Any, name: str) -> Any:
-    """Return `group[name]`, a dataset in half of the time: without a question to its file, it keeps no shape."""
+    """Return `group[name]`.
+
+    A dataset takes half of the time: h5py asks the file for its mode, to keep the shapes of those that cannot change.
+    """
     found = h5py.h5o.open(group.id, name.encode())
     return h5py.Dataset(found) if isinstance(found, h5py.h5d.DatasetID) else group[name]
 

@@ -154,7 +154,7 @@ class OpenedByPath:
     cache: str | os.PathLike[str] | Cache | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what is not a default, and the path as the corpus has it, whose parts are there once."""
+        """Pickle the values that are not defaults; the path is the object that the corpus has, and is pickled once."""
         given = {name: value for name, value in self.how.items() if value != _USUAL.get(name)}
         return _opened_by, (any_path(self.path), given, self.cache)
 
